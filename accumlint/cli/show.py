@@ -1,0 +1,90 @@
+"""`accumlint show`: draws every training loop of a file as it was rehearsed, clean or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from accumlint.cli.output import COLOR, coloured, width, write
+from accumlint.report.terminal import escape
+
+if TYPE_CHECKING:
+    from accumlint.source.reading.parse import Source
+    from accumlint.source.rehearsal.rehearse import Options
+    from accumlint.trace import Trace
+
+K = 3  # the number of micro-batches that is drawn where the source leaves it open
+
+
+@click.command("show")
+@click.argument("target", metavar="FILE[:FUNCTION]")
+@COLOR
+def show(target: str, color: str) -> int:
+    """Draw every training loop of FILE, or those of one FUNCTION, as it is rehearsed.
+
+    A column is a micro-batch, a row an event kind; the update stands at the end, then the tail. Below stand the weight of
+    a target as a formula, and what could not be followed. The exit status is 0 also where a loop has mistakes:
+    `accumlint check` judges.
+    """
+    from accumlint.report.show import show as drawn
+
+    path, function = _split(target)
+    source = _read(path)
+    loops = _loops(source, _options(path))
+    chosen = [traces for name, traces in loops if not function or name == function or name.endswith(f".{function}")]
+    if function and not chosen:
+        raise click.UsageError(_no_such(function, path, sorted({name for name, _ in loops})))
+    texts = [drawn(traces, width=width(), color=coloured(color), root=Path.cwd()) for traces in chosen]
+    write("\n".join(texts) or f"no training loop found in {escape(path)}\n")
+    return 0
+
+
+def _split(target: str) -> tuple[str, str]:
+    """The file and the function; a colon that belongs to the file's name, as in `C:\\train.py`, stays there."""
+    path, colon, function = target.rpartition(":")
+    if not colon or os.path.exists(target) or not os.path.basename(path):
+        return target, ""
+    return path, function
+
+
+def _read(path: str) -> Source:
+    from accumlint.source.reading.parse import Problem, parse
+
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise click.ClickException(escape(f"{path}: cannot be read: {why}")) from None
+    source = parse(data, os.path.abspath(path))
+    if isinstance(source, Problem):
+        raise click.ClickException(escape(f"{path}:{source.line}:{source.column}: {source.message}"))
+    return source
+
+
+def _options(path: str) -> Options:
+    from accumlint.config import nearest
+    from accumlint.source.rehearsal.rehearse import Options
+
+    settings = nearest(os.path.dirname(os.path.abspath(path)))
+    return Options(accumulation_names=settings.accumulation_names, wrappers=settings.wrappers, objective=settings.objective)
+
+
+def _loops(source: Source, options: Options) -> list[tuple[str, Sequence[Trace]]]:
+    """The function and the traces of every loop that holds a backward."""
+    from accumlint.source.rehearsal.rehearse import rehearsals
+
+    loops: list[tuple[str, Sequence[Trace]]] = []
+    for rehearsal in rehearsals(source, options):
+        traces = [trace for trace in rehearsal.traces(K) if trace.events or trace.limits]
+        if traces:
+            loops.append((rehearsal.function, traces))
+    return loops
+
+
+def _no_such(function: str, path: str, known: Sequence[str]) -> str:
+    listed = f"; there are some in {', '.join(f'`{name}`' for name in known)}" if known else ""
+    return escape(f"{path}: no training loop in `{function}`{listed}.")

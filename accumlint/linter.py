@@ -1,0 +1,342 @@
+"""Joins the halves for `accumlint check`: files in, findings out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache as memoised
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from accumlint.config import Configuration, Settings, shown
+from accumlint.source.cache import Cache, Result, digest
+from accumlint.source.reading.files import Candidate, Unreadable, find, reason
+from accumlint.source.reading.sieve import concerns
+
+if TYPE_CHECKING:
+    from accumlint.findings import Finding
+    from accumlint.source.editing.ignores import Suppression
+    from accumlint.source.reading.parse import Problem, Source
+
+SECONDS = 10  # for one file
+PATIENCE = 30  # for a worker that does not react to the limit
+WORTH_A_WORKER = 60_000  # bytes of training code
+NAMED = "!"  # marks what is only found in a file because it was named on the command line
+
+
+class TimeUp(BaseException):
+    """A file took too long. Not an Exception, so that nothing on the way up takes it for its own."""
+
+
+class Job(NamedTuple):
+    """A file that was read and must be looked at."""
+
+    path: str  # absolute
+    data: bytes
+    settings: Settings
+    root: str  # what paths in the payload are relative to
+    mark: str = ""  # of the settings, for the cache
+
+
+class Examined(NamedTuple):
+    """What was found in a file before anything is selected or suppressed."""
+
+    path: str
+    settings: Settings
+    findings: list[Finding]
+    suppressions: list[Suppression]
+    gave_up: bool = False
+
+
+class Outcome(NamedTuple):
+    """What a run over a tree found, before anything is selected or suppressed."""
+
+    files: list[Candidate]
+    examined: list[Examined]
+    unreadable: list[Unreadable]
+    warnings: list[str]
+    cached: int
+
+
+def lint_data(path: str, data: bytes, settings: Settings) -> tuple[Examined, list[str]]:
+    """Everything that can be said of one file's content, in this process, and warnings; the path is absolute, or `-`."""
+    job = Job(path, data, settings, os.getcwd())
+    examined, warnings = _opened(job, examine(job))
+    return examined or Examined(path, settings, [], []), warnings
+
+
+def lint_paths(
+    arguments: Sequence[str],
+    configuration: Configuration,
+    *,
+    cache: Cache | None = None,
+    jobs: int = 1,
+    force_exclude: bool = False,
+) -> Outcome:
+    """Everything that can be said of the files that the arguments mean."""
+    run = _Run(cache)
+    for found in find(arguments, configuration, force_exclude=force_exclude):
+        if isinstance(found, Unreadable):
+            run.unreadable.append(found)
+        else:
+            run.look_up(found)
+    run.look_at(jobs)
+    if cache is not None:
+        cache.save()
+    return Outcome(run.files, run.examined, run.unreadable, run.warnings, run.cached)
+
+
+class _Run:
+    """One run over a tree: what it knows already, and what remains to be looked at."""
+
+    def __init__(self, cache: Cache | None) -> None:
+        self.cache = cache
+        self.root = cache.root if cache is not None else os.getcwd()
+        self.files: list[Candidate] = []
+        self.pending: list[tuple[Candidate, Job]] = []
+        self.examined: list[Examined] = []
+        self.unreadable: list[Unreadable] = []
+        self.warnings: list[str] = []
+        self.cached = 0
+
+    def look_up(self, found: Candidate) -> None:
+        """Takes what is known of a file; else reads it, and keeps it for later if it may hold something."""
+        self.files.append(found)
+        if self.cache is not None and self._known_by_time(found, self.cache):
+            return
+        try:
+            data = _read(found.path)
+        except OSError as error:
+            self.unreadable.append(Unreadable(found.path, reason(error)))
+            return
+        mark = _mark(found.settings)
+        if not _interesting(data):
+            if not found.named:
+                if self.cache is not None:
+                    self.cache.unconcerned(found.path, found.status)
+                return
+            if _parses(data):
+                if self.cache is not None:
+                    self.cache.put(found.path, found.status, mark, data, Result(None))
+                return
+            mark += NAMED
+        if self.cache is None or not self._known(found, self.cache.same(found.path, found.status, mark, data)):
+            self.pending.append((found, Job(found.path, data, found.settings, self.root, mark)))
+
+    def _known_by_time(self, found: Candidate, cache: Cache) -> bool:
+        mark = _mark(found.settings)
+        if not found.named:
+            return self._known(found, cache.fresh(found.path, found.status, mark))
+        if cache.is_bare(found.path):
+            return False  # sieved only; a named file is parsed, too
+        return any(self._known(found, cache.fresh(found.path, found.status, each)) for each in (mark, mark + NAMED))
+
+    def _known(self, found: Candidate, result: Result | None) -> bool:
+        if result is None:
+            return False
+        if result.payload is not None:
+            from accumlint.source.codec import CodecError
+
+            try:
+                self._take(Job(found.path, b"", found.settings, self.root), result.payload)
+            except (CodecError, KeyError, TypeError):
+                return False  # a damaged cache costs time, nothing else
+        self.cached += 1
+        return True
+
+    def look_at(self, jobs: int) -> None:
+        """Rehearses and judges what is left."""
+        for (found, job), payload in _examine_all(self.pending, jobs):
+            self._take(job, payload)
+            if self.cache is not None and payload["whole"]:
+                kept = payload if _says_something(payload) else None
+                self.cache.put(found.path, found.status, job.mark, job.data, Result(kept))
+
+    def _take(self, job: Job, payload: dict[str, Any]) -> None:
+        examined, warnings = _opened(job, payload)
+        self.warnings.extend(warnings)
+        if examined is not None:
+            self.examined.append(examined)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@memoised
+def _mark(settings: Settings) -> str:
+    """What of a file's settings its result rests on."""
+    return digest(repr((settings.objective, settings.accumulation_names, settings.wrappers, settings.source_roots)).encode())
+
+
+def _interesting(data: bytes) -> bool:
+    """Whether a file must be looked at: it holds a training loop or a suppression, or is no text."""
+    return concerns(data) or b"\0" in data or not (data.isascii() or _is_utf8(data))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _parses(data: bytes) -> bool:
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(data, "<file>", "exec", flags=0x400, dont_inherit=True)  # ast.PyCF_ONLY_AST, without importing ast
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        return False
+    return True
+
+
+def _examine_all(pending: list[tuple[Candidate, Job]], jobs: int) -> Iterator[tuple[tuple[Candidate, Job], dict[str, Any]]]:
+    """The payload of every file; in several processes where that pays."""
+    size = sum(len(job.data) for _, job in pending)
+    useful = min(jobs, len(pending), size // WORTH_A_WORKER)
+    if useful < 2:
+        for each in pending:
+            yield each, examine(each[1])
+        return
+    import accumlint.rule
+    from accumlint.workers import Lost, spread
+
+    accumlint.rule.catalogue()  # imported once, before the workers are forked
+    pending = sorted(pending, key=lambda each: -len(each[1].data))
+    for number, answer in spread(_examined_text, [job for _, job in pending], useful, PATIENCE):
+        yield pending[number], _lost(pending[number][1], answer.reason) if isinstance(answer, Lost) else json.loads(answer)
+
+
+def _examined_text(job: Job) -> str:
+    return json.dumps(examine(job))
+
+
+def examine(job: Job) -> dict[str, Any]:
+    """Everything that can be said of one file, as JSON values."""
+    from accumlint.source.editing.ignores import suppressions
+    from accumlint.source.reading.parse import Problem, parse
+
+    findings: list[Finding] = []
+    warnings: list[str] = []
+    held: list[Suppression] = []
+    gave_up = False
+    try:
+        with _limited(SECONDS):
+            parsed = parse(job.data, job.path)
+            if isinstance(parsed, Problem):
+                findings.append(_unreadable_file(parsed))
+            else:
+                held = suppressions(parsed.text)
+                gave_up = _rehearse(parsed, job.settings, findings, warnings)
+    except TimeUp:
+        gave_up = True
+        warnings.append(f"gave up after {SECONDS} seconds; findings may be missing")
+    except (MemoryError, RecursionError):
+        gave_up = True
+        warnings.append("too deep or too large to follow; findings may be missing")
+    return _payload(findings, held, gave_up, warnings, job)
+
+
+def _rehearse(source: Source, settings: Settings, findings: list[Finding], warnings: list[str]) -> bool:
+    """Judges every training loop of a file; returns whether some loop could not be followed to the end."""
+    if not concerns(source.text.encode("utf-8", "surrogatepass")):
+        return False
+    gave_up = False
+    try:
+        from accumlint.judge import judge_rehearsal
+        from accumlint.rule import catalogue
+        from accumlint.source.rehearsal.rehearse import Options, rehearsals
+
+        options = Options(accumulation_names=settings.accumulation_names, wrappers=settings.wrappers, objective=settings.objective)
+        seen: set[tuple[str, str, int, int]] = set()
+        for rehearsal in rehearsals(source, options):
+            for finding in judge_rehearsal(rehearsal, catalogue().values()):
+                if finding.key not in seen:
+                    seen.add(finding.key)
+                    findings.append(finding)
+            gave_up = gave_up or any(not trace.followed for trace in rehearsal.traces(3))
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # a bug here must not keep the rest of a tree from being linted
+        warnings.append(f"internal error, please report it: {type(error).__name__}: {error} ({_where(error)})")
+        return True
+    return gave_up
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else "nowhere"
+
+
+def _unreadable_file(problem: Problem) -> Finding:
+    from accumlint.findings import Finding, Severity
+    from accumlint.trace import Place
+
+    place = Place(problem.path, problem.line, problem.column, problem.line, problem.column + 1)
+    return Finding("ACC000", place, problem.message, severity=Severity.ERROR)
+
+
+def _lost(job: Job, why: str) -> dict[str, Any]:
+    from accumlint.source.reading.parse import Problem
+
+    # Kept in the cache: alone, the file would be read in this very process next time, and end it.
+    return _payload([_unreadable_file(Problem(job.path, f"could not be linted: {why}"))], [], True, [], job)
+
+
+def _payload(findings: list[Finding], held: list[Suppression], gave_up: bool, warnings: list[str], job: Job) -> dict[str, Any]:
+    from accumlint.source.codec import encode
+
+    prefix = job.root.rstrip(os.sep) + os.sep
+    coded = encode(findings, lambda path: path.removeprefix(prefix)) if findings else None
+    return {"findings": coded, "suppressions": held, "gave_up": gave_up, "warnings": warnings, "whole": not warnings}
+
+
+def _says_something(payload: dict[str, Any]) -> bool:
+    return payload["findings"] is not None or bool(payload["suppressions"])
+
+
+def _opened(job: Job, payload: dict[str, Any]) -> tuple[Examined | None, list[str]]:
+    """The payload as findings and suppressions (None where there is neither), and the warnings with the file's name before them."""
+    warnings = [f"{shown(job.path)}: {each}" for each in payload["warnings"]]
+    if not _says_something(payload):
+        return None, warnings
+    from accumlint.source.codec import decode
+    from accumlint.source.editing.ignores import from_row
+
+    back = _back(job.root)
+    findings = decode(payload["findings"], back) if payload["findings"] is not None else []
+    held = [from_row(row) for row in payload["suppressions"]]
+    return Examined(job.path, job.settings, findings, held, payload["gave_up"]), warnings
+
+
+def _back(root: str) -> Callable[[str], str]:
+    return lambda path: path if path == "-" else os.path.join(root, path)
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raises TimeUp in the block after so much processor time, where the platform can tell; a worker is ended by its parent at last."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(number: int, frame: object) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGPROF, expire)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

@@ -1,0 +1,1 @@
+"""Finding files, sieving and parsing them."""

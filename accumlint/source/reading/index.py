@@ -1,0 +1,260 @@
+"""What can be seen of a module without rehearsing it: functions, classes, calls, and where the training words stand.
+
+The rehearsal asks it which statements can hold events, directly or through the functions of the file that they call, so
+that everything else may be passed over.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+from accumlint.trace import Kind
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+Loop = ast.For | ast.AsyncFor | ast.While
+
+SCHEDULER_NAME = re.compile(r"sched|(^|_)lr(_|$)|warmup|lr_?policy|anneal", re.IGNORECASE)
+OPTIMIZER_NAME = re.compile(r"optim|(^|_)opts?(_|\d|$)|^sgd$|^adam", re.IGNORECASE)
+SCALER_NAME = re.compile(r"scaler", re.IGNORECASE)
+ACCUMULATION_NAME = re.compile(
+    r"accum|grad_acc|update_freq|iter_size|subdivision|batch_chunk|batch_split|micro_?batches|n_?micro|num_micro|micro_?steps?_per"
+    r"|micro_per|virtual_batch|update_interval|update_every|step_every|iters_to_acc|(^|_)gas$|cumulative_iters|(^|_)acc_?steps?$",
+    re.IGNORECASE,
+)
+
+BACKWARD_NAMES = frozenset({"backward", "manual_backward", "backward_step"})
+CLIP_NAMES = frozenset(
+    {
+        "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_grads_with_norm_", "clip_grad_value", "clip_gradients", "clip_gradient",
+        "clip_master_grads", "clip_main_grads", "dispatch_clip_grad", "clip_grads",
+    }
+)  # fmt: skip
+LOSS_WORDS = re.compile(r"loss|cross_entropy|criterion|nll|mse|bce|\bkl_div|perplexity|entropy", re.IGNORECASE)
+TRACKED = frozenset(
+    {
+        "no_sync", "GradScaler", "DistributedDataParallel", "DDP", "DistributedDataParallelCPU", "FullyShardedDataParallel", "FSDP", "fully_shard",
+        "require_backward_grad_sync", "set_requires_gradient_sync", "nullcontext", "no_backward_sync", "register_post_accumulate_grad_hook",
+        "all_reduce", "scale_loss", "all_reduce_gradients",
+    }
+)  # fmt: skip
+
+
+def terminal(node: ast.AST) -> str:
+    """The last identifier of a name, an attribute, a subscript by string, or a call of those."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript):
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            return node.slice.value
+        return terminal(node.value)
+    if isinstance(node, ast.Call):
+        return terminal(node.func)
+    return ""
+
+
+class Index:
+    """Static facts about one module."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.functions: dict[str, list[FunctionNode]] = defaultdict(list)
+        self.methods: dict[str, list[FunctionNode]] = defaultdict(list)
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.owner: dict[FunctionNode, ast.ClassDef] = {}
+        self.usage: dict[str, set[str]] = defaultdict(set)
+        self.augmented: set[str] = set()
+        self.assigned: dict[str, int] = defaultdict(int)
+        self.identifiers: set[str] = set()
+        self._kinds: dict[int, frozenset[Kind]] = {}
+        self._closing: set[int] = set()
+        self._loops: dict[int, bool] = {}
+        self._collect(tree)
+
+    def _collect(self, tree: ast.Module) -> None:
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self.functions[node.name].append(node)
+            elif isinstance(node, ast.ClassDef):
+                self.classes[node.name] = node
+                for member in node.body:
+                    if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        self.methods[member.name].append(member)
+                        self.owner[member] = node
+            elif isinstance(node, ast.Attribute):
+                self.identifiers.add(node.attr)
+                name = terminal(node.value)
+                if name:
+                    self.usage[name].add(node.attr)
+            elif isinstance(node, ast.Name):
+                self.identifiers.add(node.id)
+            elif isinstance(node, ast.AugAssign):
+                self.augmented.add(terminal(node.target))
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._assign(target, node.value)
+            elif isinstance(node, ast.alias):
+                self.identifiers.update((node.name.rsplit(".", 1)[-1], node.asname or ""))
+            elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+                for target in ast.walk(node.target):
+                    if isinstance(target, ast.Name):
+                        self.augmented.add(target.id)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            values = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else [value] * len(target.elts)
+            for one, its in zip(target.elts, values):
+                self._assign(one, its)
+            return
+        name = terminal(target)
+        self.assigned[name] += 1
+        if any(isinstance(part, ast.BinOp) for part in ast.walk(value)) and any(terminal(part) == name for part in ast.walk(value)):
+            self.augmented.add(name)
+
+    @cached_property
+    def uses_fsdp(self) -> bool:
+        return bool(self.identifiers & {"FullyShardedDataParallel", "FSDP", "fully_shard", "deepspeed", "FullyShardedDDP"})
+
+    @cached_property
+    def uses_ddp(self) -> bool:
+        return bool(self.identifiers & {"DistributedDataParallel", "DDP", "DistributedDataParallelCPU", "require_backward_grad_sync"})
+
+    @cached_property
+    def is_distributed(self) -> bool:
+        words = {"init_process_group", "all_reduce", "get_world_size", "all_gather", "DistributedSampler", "get_rank", "hvd", "init_distributed_mode"}
+        return self.uses_ddp or self.uses_fsdp or bool(self.identifiers & words)
+
+    def callees(self, node: ast.Call) -> list[FunctionNode]:
+        """The functions of this file that a call can mean, by name."""
+        name = terminal(node.func)
+        if isinstance(node.func, ast.Name):
+            found: list[FunctionNode] = [function for function in self.functions.get(name, []) if function not in self.owner]
+            if name in self.classes:
+                found += [member for member in self.class_methods(self.classes[name]) if member.name == "__init__"]
+            return found
+        if isinstance(node.func, ast.Attribute):
+            return list(self.methods.get(name, ())) + [function for function in self.functions.get(name, ()) if function not in self.owner]
+        if isinstance(node.func, ast.Subscript):
+            return list(self.methods.get("forward", ()))
+        return []
+
+    def class_methods(self, node: ast.ClassDef) -> Iterator[FunctionNode]:
+        for member in node.body:
+            if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield member
+
+    def is_own_name(self, name: str) -> bool:
+        """Whether the file defines a function, method or class of that name."""
+        return name in self.functions or name in self.classes
+
+    def kinds(self, node: ast.AST | Iterable[ast.stmt]) -> frozenset[Kind]:
+        """The kinds of event that a statement, or the functions it calls, can bring about."""
+        if not isinstance(node, ast.AST):
+            return frozenset().union(*(self.kinds(one) for one in node)) if node else frozenset()
+        known = self._kinds.get(id(node))
+        if known is not None:
+            return known
+        if id(node) in self._closing:
+            return frozenset()
+        self._closing.add(id(node))
+        found: set[Kind] = set()
+        recursive = False
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call):
+                found |= self._call_kinds(part)
+                for callee in self.callees(part):
+                    if id(callee) in self._closing:
+                        recursive = True
+                    found |= self.kinds(callee)
+            elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+                if part.attr in {"require_backward_grad_sync", "require_forward_param_sync"}:
+                    found.add(Kind.SYNC_OFF)
+                elif part.attr == "grad" or (part.attr == "data" and terminal(part.value) == "grad"):
+                    found.add(Kind.ZERO)
+            elif isinstance(part, ast.AugAssign) and _touches_grad(part.target):
+                found.add(Kind.NORMALIZE)
+        self._closing.discard(id(node))
+        result = frozenset(found)
+        if not (recursive and self._closing):
+            self._kinds[id(node)] = result
+        return result
+
+    def _call_kinds(self, call: ast.Call) -> set[Kind]:
+        name = terminal(call.func)
+        receiver = terminal(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        if name in BACKWARD_NAMES:
+            return {Kind.BACKWARD}
+        if name == "step" and isinstance(call.func, ast.Attribute):
+            return {Kind.SCHEDULE} if SCHEDULER_NAME.search(receiver) and not OPTIMIZER_NAME.search(receiver) else {Kind.STEP}
+        if name == "zero_grad":
+            return {Kind.ZERO}
+        if name in {"unscale_", "unscale_gradients"}:
+            return {Kind.UNSCALE}
+        if name in CLIP_NAMES:
+            return {Kind.CLIP}
+        if name == "update" and SCALER_NAME.search(receiver):
+            return {Kind.SCALER_UPDATE}
+        if name in {"no_sync", "set_requires_gradient_sync", "no_backward_sync"}:
+            return {Kind.SYNC_OFF}
+        if name in {"mul_", "div_"} and isinstance(call.func, ast.Attribute) and _touches_grad(call.func.value):
+            return {Kind.NORMALIZE}
+        if name == "loss_scaler" and len(call.args) + len(call.keywords) >= 2:
+            return {Kind.BACKWARD, Kind.STEP}
+        return set()
+
+    def reaches_backward_in_loop(self, node: ast.AST) -> bool:
+        """Whether running this node runs a loop with a backward in it."""
+        known = self._loops.get(id(node))
+        if known is not None:
+            return known
+        self._loops[id(node)] = False
+        found = False
+        for part in ast.walk(node):
+            if isinstance(part, (ast.For, ast.AsyncFor, ast.While)):
+                found = Kind.BACKWARD in self.kinds(part)
+            elif isinstance(part, ast.Call):
+                found = any(self.reaches_backward_in_loop(callee) for callee in self.callees(part))
+            if found:
+                break
+        self._loops[id(node)] = found
+        return found
+
+    def has_inner_backward_loop(self, loop: Loop) -> bool:
+        """Whether a turn of the loop runs another loop with a backward in it."""
+        return any(self.reaches_backward_in_loop(statement) for statement in loop.body)
+
+    def gates_outside_inner_loops(self, loop: Loop) -> bool:
+        """Whether a condition in the loop's body, outside its inner loops, guards a step: then this loop makes the window."""
+        pending: list[ast.stmt] = list(loop.body)
+        while pending:
+            statement = pending.pop()
+            if isinstance(statement, ast.If):
+                if Kind.STEP in self.kinds(statement) and Kind.BACKWARD not in self.kinds(statement):
+                    return True
+                if any(isinstance(part, ast.Continue) for part in ast.walk(statement)) and any(isinstance(part, ast.Mod) for part in ast.walk(statement.test)):
+                    return True
+                pending += statement.body + statement.orelse
+            elif isinstance(statement, (ast.With, ast.AsyncWith, ast.Try)):
+                pending += statement.body
+        return False
+
+    def mentions_loss(self, node: ast.AST) -> bool:
+        """Whether a function forms a loss, so that following it can tell the weight."""
+        return any(
+            (isinstance(part, ast.Name) and LOSS_WORDS.search(part.id))
+            or (isinstance(part, ast.Attribute) and (LOSS_WORDS.search(part.attr) or part.attr in {"mean", "sum"}))
+            for part in ast.walk(node)
+        )
+
+    def is_open_constant(self, name: str) -> bool:
+        """Whether a name is only ever given plain values: a setting, not a counter."""
+        return name not in self.augmented and self.assigned.get(name, 0) <= 1
+
+
+def _touches_grad(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(node))

@@ -1,0 +1,62 @@
+"""Tells from a file's bytes whether it can hold a training loop that a rule could speak of.
+
+Nearly every file of a tree falls through here, so the tests go from the cheapest to the dearest: words anywhere in the
+bytes, then the same words as calls in what is left once strings and comments are gone.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+# Plain words first: finding one costs a tenth of what a pattern does. Each pattern begins with its word for the same reason.
+_BACKWARD_WORDS = (b"loss_scaler(", b"train_batch(")
+_BACKWARD_CALL = re.compile(rb"backward\b(?:(?<=\.backward)|(?<=\bmanual_backward)\s*\(|(?<!\wbackward)(?<!\bdef backward)\s*\()")
+_UPDATE_WORDS = (b"zero_grad", b"no_sync", b"GradScaler", b"grad_sync", b"gradient_sync", b"train_batch(")
+_UPDATE_CALL = re.compile(rb"step\b(?:(?<=\.step)|(?<=_step)\s*\()")
+_REPEATED = re.compile(rb"\b(?:for|while|def|lambda)\b")
+
+# Each alternative begins with a plain character, which lets the matcher leap from one to the next.
+_QUOTED = re.compile(
+    rb"""
+      \#[^\r\n]*
+    | ""\" [^"\\]* (?: (?: \\. | "(?!"") ) [^"\\]* )* (?: ""\" | \Z )
+    | ''' [^'\\]* (?: (?: \\. | '(?!'') ) [^'\\]* )* (?: ''' | \Z )
+    | "     [^"\\\r\n]* (?: \\. [^"\\\r\n]* )* "?
+    | '     [^'\\\r\n]* (?: \\. [^'\\\r\n]* )* '?
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+
+_SUPPRESSION = re.compile(rb"#.*?(?:accumlint:\s*(?:file-)?ignore|noqa\b[^#\r\n]*\bACC\d)", re.IGNORECASE)
+
+
+def concerns(data: bytes) -> bool:
+    """Whether a rule could find something in the file: it calls a backward and an update, or carries a suppression of ours."""
+    if data[:2] in _WIDE_MARKS:
+        data = data.replace(b"\0", b"")  # so that a UTF-16 training script is named as unreadable rather than passed over
+    return _trains(data) or _suppresses(data)
+
+
+def _trains(data: bytes) -> bool:
+    if not (_reaches_backward(data) and _updates(data)):
+        return False
+    code = _QUOTED.sub(b"''", data)
+    return _reaches_backward(code) and _updates(code) and _REPEATED.search(code) is not None
+
+
+def _reaches_backward(code: bytes) -> bool:
+    if b"backward" in code and _BACKWARD_CALL.search(code):
+        return True
+    return any(word in code for word in _BACKWARD_WORDS)
+
+
+def _updates(code: bytes) -> bool:
+    return any(word in code for word in _UPDATE_WORDS) or _UPDATE_CALL.search(code) is not None
+
+
+def _suppresses(data: bytes) -> bool:
+    marked = b"accumlint" in data or (b"ACC" in data and (b"noqa" in data or b"NOQA" in data))
+    return marked and _SUPPRESSION.search(data) is not None

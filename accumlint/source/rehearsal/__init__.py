@@ -1,0 +1,1 @@
+"""The abstract interpreter that runs a training loop in its head."""

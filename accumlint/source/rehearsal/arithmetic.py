@@ -1,0 +1,268 @@
+"""Arithmetic on what a rehearsal knows: counters and settings, tensors with their weight, counts of targets."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from accumlint.source.rehearsal.values import NO_ROOTS, Items, Known, Opaque, Root, Value, key_of
+from accumlint.weight import Factor, Quantity, Weight, add
+
+if TYPE_CHECKING:
+    from accumlint.source.rehearsal.state import State
+
+LARGEST_NUMBER = 10**12
+LONGEST_SEQUENCE = 10_000
+WORLD_NAME = re.compile(r"world_size|num_processes|n_?gpus?$|num_gpus|dp_size|num_replicas|ddp_world|nprocs|(^|_)world$|dp_degree|data_parallel_size", re.IGNORECASE)
+PERIOD = 5
+
+OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Div: operator.truediv,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+}
+
+
+def combine(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
+    """The value of `left op right`."""
+    left, right = state.force(left), state.force(right)
+    if isinstance(left, Known) and isinstance(right, Known):
+        return _known(state, op, left, right, node)
+    if isinstance(left, Items) or isinstance(right, Items):
+        return _sequence(state, op, left, right, node)
+    if op is ast.Mod and isinstance(right, Opaque):
+        return _modulo(state, left, right, node)
+    if op in {ast.FloorDiv, ast.Mod, ast.Add, ast.Sub, ast.Mult} and not is_tensor(left) and not is_tensor(right):
+        numbers = _numbers(state, op, left, right, node)
+        if numbers is not None:
+            return numbers
+    if op in {ast.Mult, ast.Div, ast.FloorDiv}:
+        return scale(state, op, left, right, node)
+    if op in {ast.Add, ast.Sub}:
+        return _sum(state, op, left, right, node)
+    return state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right, attached=_attached(left, right))
+
+
+def is_tensor(value: Value) -> bool:
+    return isinstance(value, Opaque) and bool(value.forwards or value.born or value.weight is not None or value.attached)
+
+
+def _attached(*values: Value) -> bool:
+    return any(isinstance(value, Opaque) and value.attached for value in values)
+
+
+def _known(state: State, op: type[ast.operator], left: Known, right: Known, node: ast.AST) -> Value:
+    roots = left.roots | right.roots
+    gates = left.gates | right.gates
+    if op is ast.Mod and isinstance(left.value, str):
+        return state.opaque(("text", id(node)), "text")
+    compute = OPERATIONS.get(op)
+    if compute is None and op is ast.Pow and isinstance(right.value, int) and abs(right.value) <= 64:
+        compute = operator.pow
+    if compute is None or not _small(left.value) or not _small(right.value):
+        return state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node))
+    try:
+        if op is ast.Div and isinstance(left.value, int) and isinstance(right.value, int):
+            value: Any = Fraction(left.value, right.value)
+        elif op is ast.Mult and (isinstance(left.value, str) or isinstance(right.value, str)):
+            value = ""
+        else:
+            value = compute(left.value, right.value)
+    except Exception:  # whatever Python would raise here, the rehearsal only does not know
+        return state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node))
+    if not _small(value):
+        return state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node))
+    if op is ast.Mod and right.root is not None:
+        gates |= {right.root}
+    if op in {ast.FloorDiv, ast.Div} and left.root is not None and type(value) is not bool and not state.world.knowledge.accumulations.keys() & {root.key for root in roots}:
+        return _quotient(state, left, right, value, node)
+    return Known(value, roots, None, gates)
+
+
+def _quotient(state: State, left: Known, right: Known, value: Any, node: ast.AST) -> Known:
+    """`total // micro` of two settings is a setting of its own: it may be K."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv) or right.root is None or left.root is None or left.root.kind == "length":
+        return Known(value, left.roots | right.roots)
+    root = Root(("//", left.root.key, right.root.key), state.recorder.text(node), "constant", value if isinstance(value, int) else None)
+    chosen = state.world.number(root)
+    return Known(value if chosen is None else chosen, frozenset({root}), root)
+
+
+def _small(value: Any) -> bool:
+    if isinstance(value, (int, float, Fraction)):
+        return abs(value) < LARGEST_NUMBER
+    return not isinstance(value, (str, bytes, list, tuple)) or len(value) < LONGEST_SEQUENCE
+
+
+def _sequence(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
+    if isinstance(left, Items) and isinstance(right, Items) and op is ast.Add:
+        return Items(left.items + right.items, left.kind, open=left.open or right.open, data=left.data or right.data)
+    items, count = (left, right) if isinstance(left, Items) else (right, left)
+    number = state.number(count, role="bound")
+    if op is ast.Mult and isinstance(items, Items) and number is not None and isinstance(number.value, int):
+        return Items(items.items * max(0, min(number.value, 64)), items.kind, open=items.open, length=number.root)
+    return state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right)
+
+
+def _modulo(state: State, left: Value, right: Opaque, node: ast.AST) -> Value:
+    """A counter against a setting: the setting is K if this gates an update, a period of something else otherwise."""
+    divisor = state.number(right, role="modulus")
+    root = Root(right.key, right.text)
+    if not isinstance(left, Known) or not isinstance(left.value, int) or right.forwards or right.born:
+        return state.opaque(("Mod", key_of(left), right.key), state.recorder.text(node), left, right, gates=frozenset({root}))
+    value = divisor.value if divisor is not None and divisor.value else PERIOD
+    return Known(left.value % int(value), left.roots | {root}, None, left.gates | {root})
+
+
+def _numbers(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value | None:
+    """Settings with numbers of their own; a quotient of two unknown settings is one setting."""
+    first, second = state.number(left, role="bound"), state.number(right, role="bound")
+    if first is not None and second is not None:
+        return _known(state, op, first, second, node)
+    if op is ast.FloorDiv:
+        root = Root(("//", key_of(left), key_of(right)), state.recorder.text(node))
+        chosen = state.world.number(root)
+        if chosen is not None:
+            return Known(chosen, frozenset({root}), root)
+        return state.opaque(root.key, root.text, left, right)
+    return None
+
+
+def scale(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
+    """Multiplication and division, with the weight that results."""
+    power = 1 if op is ast.Mult else -1
+    base, other, other_power = left, right, power
+    if op is ast.Mult and is_tensor(right) and not (is_tensor(left) and _loss_like(left)):
+        base, other = right, left
+    key = (op.__name__, key_of(left), key_of(right))
+    text = state.recorder.text(node)
+    other_node = _operand(node, base is left)
+    if isinstance(base, Opaque) and (base.forwards or base.weight is not None or base.attached):
+        factors = factors_of(state, other, other_power, other_node)
+        made = state.opaque(key, text, base, other, reduced=base.reduced, scaler=base.scaler, attached=base.attached or _attached(other))
+        made.weight = _with(base.weight, factors)
+        if made.weight is not None and isinstance(other, Opaque) and other.forwards and base.forwards:
+            made.weight = replace(made.weight, factors=base.weight.factors if base.weight is not None else ())
+        made.quantity = base.quantity if all(factor.quantity is Quantity.CONSTANT for factor in factors) else None
+        return made
+    made = state.opaque(key, text, left, right, attached=_attached(left, right))
+    factors = factors_of(state, left, 1, _operand(node, False)) + factors_of(state, right, power, _operand(node, True))
+    if any(factor.quantity not in {Quantity.CONSTANT, Quantity.UNKNOWN} for factor in factors):
+        made.weight = Weight(factors)
+        made.reduced = True
+    return made
+
+
+def _operand(node: ast.AST, right: bool) -> ast.AST:
+    if isinstance(node, ast.BinOp):
+        return node.right if right else node.left
+    if isinstance(node, ast.AugAssign):
+        return node.value if right else node.target
+    if isinstance(node, ast.Call) and node.args:
+        return node.args[0]
+    return node
+
+
+def _loss_like(value: Value) -> bool:
+    return isinstance(value, Opaque) and value.weight is not None and bool(value.forwards)
+
+
+def _with(weight: Weight | None, factors: tuple[Factor, ...]) -> Weight | None:
+    if weight is None:
+        if all(factor.quantity in {Quantity.CONSTANT, Quantity.UNKNOWN} for factor in factors):
+            return None
+        return Weight(factors, known=False)
+    return weight.times(*factors)
+
+
+def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[Factor, ...]:
+    """What multiplying (power 1) or dividing (power -1) by a value does to a weight."""
+    value = state.force(value)
+    place, text = state.recorder.place(node), state.recorder.text(node)
+    if isinstance(value, Known):
+        return (_number_factor(state, value, power, node, text, place),)
+    if isinstance(value, Opaque):
+        if value.weight is not None and not value.forwards:
+            return tuple(replace(factor, power=factor.power * power, place=factor.place or place, text=factor.text or text) for factor in value.weight.factors)
+        number = state.number(value, role="bound") if not is_tensor(value) else None
+        if number is not None:
+            return (_number_factor(state, number, power, node, text, place),)
+        if WORLD_NAME.search(_last(value.text)):
+            return (Factor(Quantity.WORLD, power, None, text, place),)
+        if value.quantity is not None:
+            return (Factor(value.quantity, power, None, text, place, guarded=value.guarded),)
+    return (Factor(Quantity.UNKNOWN, power, None, text, place),)
+
+
+def _last(text: str) -> str:
+    return text.rstrip(")(]'\"").rsplit(".", 1)[-1].rsplit("['", 1)[-1]
+
+
+def _number_factor(state: State, value: Known, power: int, node: ast.AST, text: str, place: Any) -> Factor:
+    accumulations = state.world.knowledge.accumulations
+    number = Fraction(value.value).limit_denominator(10**6) if isinstance(value.value, (int, float, Fraction)) and value.value == value.value and abs(value.value) < LARGEST_NUMBER else None
+    own = [root for root in value.roots if root.key in accumulations or root.kind == "window"]
+    if own:
+        return Factor(Quantity.ACCUMULATION, power, number, text, place, root=own[0].text)
+    if WORLD_NAME.search(_last(text)):
+        return Factor(Quantity.WORLD, power, None, text, place)
+    literal = isinstance(node, ast.Constant) or isinstance(value.value, float) or bool(value.roots)
+    if not literal and power < 0 and number is not None:
+        return Factor(Quantity.ACCUMULATION, power, number, text, place, root=text)
+    return Factor(Quantity.CONSTANT, power, number, text, place, root=value.root.text if value.root is not None else "")
+
+
+def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
+    made = state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right, attached=_attached(left, right))
+    terms = [side for side in (left, right) if isinstance(side, Opaque)]
+    losses = [term for term in terms if term.forwards and term.weight is not None]
+    if losses:
+        made.weight = add(term.weight for term in losses)
+        made.reduced = all(term.reduced for term in losses)
+        made.scaler = next((term.scaler for term in losses if term.scaler is not None), None)
+        return made
+    counts = [term for term in terms if term.quantity in {Quantity.UNITS, Quantity.INPUTS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}]
+    if counts:
+        made.quantity, made.weight = _count_sum(state, counts, left, right, node)
+        made.born = frozenset()
+        made.reduced = True
+    return made
+
+
+def _count_sum(state: State, counts: list[Opaque], left: Value, right: Value, node: ast.AST) -> tuple[Quantity, Weight]:
+    """A running count: of one micro-batch when it starts from zero, of the window once a second one is added."""
+    quantities = {count.quantity for count in counts}
+    first = counts[0].quantity or Quantity.UNITS
+    if Quantity.GLOBAL_UNITS in quantities:
+        quantity = Quantity.GLOBAL_UNITS
+    elif len(counts) > 1 or Quantity.WINDOW_UNITS in quantities:
+        quantity = Quantity.WINDOW_UNITS
+    else:
+        quantity = first
+    text = state.recorder.text(node)
+    return quantity, Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=any(count.guarded for count in counts)),))
+
+
+def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False) -> Opaque:
+    """A number of targets or inputs, as a value that can divide."""
+    text = state.recorder.text(node)
+    made = state.opaque(key, text, *parts, quantity=quantity, guarded=guarded, reduced=True)
+    made.forwards = frozenset()
+    made.attached = False
+    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded),))
+    made.born = frozenset()
+    return made
+
+
+__all__ = ["NO_ROOTS", "combine", "count", "factors_of", "is_tensor", "scale"]

@@ -1,0 +1,311 @@
+"""Calls: functions and classes of the source are followed, training objects are asked their vocabulary, the rest is named."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
+from accumlint.source.rehearsal.evaluate import bind
+from accumlint.source.rehearsal.state import DEEPEST_CALL, Call, Frame, State
+from accumlint.source.rehearsal.values import (
+    NONE,
+    Builtin,
+    Class,
+    Context,
+    Function,
+    Instance,
+    Items,
+    Known,
+    Mapping,
+    Method,
+    Opaque,
+    Partial,
+    Phi,
+    Root,
+    Stream,
+    Thing,
+    Value,
+    actor_of,
+    key_of,
+    make_actor,
+)
+from accumlint.trace import Kind, Role
+
+if TYPE_CHECKING:
+    from accumlint.source.vocabulary.base import Vocabulary
+
+SMALL_FUNCTION = 40  # statements: a function this small is followed even if no training word stands in it
+MOST_RECURSION = 2
+
+
+class Calls(State):
+    """Carries out calls."""
+
+    vocabulary: Vocabulary
+
+    def call(self, call: Call) -> Value:
+        self.tick()
+        function = call.function
+        if isinstance(function, Opaque) or (isinstance(function, Method) and not isinstance(function.receiver, (Items, Mapping, Known))):
+            known = self.vocabulary.call(self, call)
+            if known is not None:
+                return known
+        if isinstance(function, Function):
+            special = self.vocabulary.function(self, call, function)
+            return special if special is not None else self.call_function(function, call.args, call.keywords, call.node)
+        if isinstance(function, Class):
+            return self.instantiate(function, call)
+        if isinstance(function, Builtin):
+            return BUILTIN_CALLS[function.name](self, call) if function.name in BUILTIN_CALLS else self.unknown_call(call)
+        if isinstance(function, Partial):
+            merged = Call(call.node, call.name, call.path, function.function, None, [*function.arguments, *call.args], {**function.keywords, **call.keywords}, call.spread)
+            if isinstance(function.function, Opaque):
+                merged.path = function.function.path
+                merged.name = function.function.name or call.name
+            return self.call(merged)
+        if isinstance(function, Method):
+            return self._call_method(function, call)
+        if isinstance(function, Instance):
+            return self._call_instance(function, call)
+        if isinstance(function, Thing):
+            return self.forward_of(call, function) if function.actor.role is Role.MODEL else self.unknown_call(call)
+        return self.unknown_call(call)
+
+    def call_value(self, function: Value, args: list[Value], node: ast.Call | None = None, keywords: dict[str, Value] | None = None) -> Value:
+        """Calls a value from inside the interpreter."""
+        function = self.force(function)
+        made = node if node is not None else ast.Call(ast.Name("call", ast.Load()), [], [])
+        if not hasattr(made, "lineno"):
+            made.lineno, made.col_offset = getattr(getattr(function, "node", None), "lineno", 1), 0
+        receiver = function.receiver if isinstance(function, Method) else None
+        name = function.name if isinstance(function, (Method, Function, Opaque, Builtin)) else ""
+        path = function.path if isinstance(function, Opaque) else ""
+        return self.call(Call(made, name, path, function, receiver, args, keywords or {}))
+
+    def _call_method(self, method: Method, call: Call) -> Value:
+        if isinstance(method.receiver, (Items, Mapping, Known)):
+            known = call_method_of_plain(self, method, call)
+            return known if known is not None else self.unknown_call(call)
+        if isinstance(method.receiver, Context):
+            return self._call_context_method(method.receiver, method.name, call)
+        if isinstance(method.receiver, Stream) and method.name in {"__next__", "next"}:
+            return self.next_of(method.receiver, call.node)
+        if isinstance(method.receiver, Stream) and method.name == "__iter__":
+            return method.receiver
+        return self.unknown_call(call)
+
+    def next_of(self, value: Value, node: ast.AST) -> Value:
+        raise NotImplementedError
+
+    def _call_context_method(self, context: Context, name: str, call: Call) -> Value:
+        if name == "enter_context" and call.args:
+            inner = self.force(call.args[0])
+            if isinstance(inner, Context):
+                context.entered.append(inner)
+                self.enter(inner, call.node)
+                return inner.value or NONE
+        elif name == "__enter__":
+            self.enter(context, call.node)
+        elif name in {"__exit__", "close"}:
+            self.leave(context, call.node)
+        return NONE
+
+    def enter(self, context: Context, node: ast.AST) -> None:
+        raise NotImplementedError
+
+    def leave(self, context: Context, node: ast.AST) -> None:
+        raise NotImplementedError
+
+    def _call_instance(self, instance: Instance, call: Call) -> Value:
+        if instance.actor is not None and instance.actor.role is Role.MODEL:
+            return self.forward_of(call, instance)
+        method = instance.cls.find("__call__") or instance.cls.find("forward")
+        if isinstance(method, Function):
+            return self.call_function(bind(method, instance), call.args, call.keywords, call.node)
+        return self.unknown_call(call)
+
+    # Functions of the source.
+    def call_function(self, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> Value:
+        body = function.node
+        if isinstance(body, ast.Lambda):
+            return self._call_lambda(function, body, args, keywords)
+        if not self._worth_following(function):
+            return self._not_followed(function, args, keywords, node)
+        frame = Frame(parent=function.closure, function=function, depth=self.frame.depth + 1)
+        self._bind_arguments(frame, function, args, keywords, node)
+        if _is_generator(body):
+            return self._generator(function, frame, body)
+        return self.run_frame(frame, body)
+
+    def run_frame(self, frame: Frame, body: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
+        outer = self.frame
+        self.frame = frame
+        self.running.append(body)
+        quiet = self._is_no_grad(frame.function)
+        self.no_grad += quiet
+        try:
+            signal = self.block(body.body)
+        finally:
+            self.no_grad -= quiet
+            self.running.pop()
+            self.frame = outer
+        if signal is not None and signal.kind == "raise":
+            raise SourceRaised
+        return signal.value if signal is not None and signal.value is not None else NONE
+
+    @staticmethod
+    def _is_no_grad(function: Function | None) -> int:
+        return int(function is not None and bool({"no_grad", "inference_mode"} & set(function.decorators)))
+
+    def _call_lambda(self, function: Function, node: ast.Lambda, args: list[Value], keywords: dict[str, Value]) -> Value:
+        if self.frame.depth > DEEPEST_CALL:
+            return self.opaque(("deep", id(node)), "lambda")
+        frame = Frame(parent=function.closure, function=function, depth=self.frame.depth + 1)
+        self._bind_arguments(frame, function, args, keywords, None)
+        outer = self.frame
+        self.frame = frame
+        try:
+            return self.eval(node.body)
+        finally:
+            self.frame = outer
+
+    def _worth_following(self, function: Function) -> bool:
+        node = function.node
+        if self.frame.depth >= DEEPEST_CALL or self.running.count(node) >= MOST_RECURSION:
+            self.limits.append(f"{function.name}: recursion or call depth")
+            return False
+        if self.index.kinds(node):
+            return True
+        size = sum(isinstance(part, ast.stmt) for part in ast.walk(node))
+        return size <= SMALL_FUNCTION or self.index.mentions_loss(node) or _is_generator(node)
+
+    def _not_followed(self, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> Value:
+        made = self.opaque(("call", id(function.node), *self.key(*args)), f"{function.name}()", *args, *keywords.values())
+        if self.recorder.turns and node is not None and not made.forwards:
+            made.born = made.born or self.take(node)
+        return made
+
+    def take(self, node: ast.AST, key: tuple[Any, ...] | None = None) -> frozenset[int]:
+        raise NotImplementedError
+
+    def _bind_arguments(self, frame: Frame, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> None:
+        arguments = function.node.args
+        names = [argument.arg for argument in arguments.posonlyargs + arguments.args]
+        given = ([function.bound] if function.bound is not None and names else []) + args
+        offset = len(given) - len(args)
+        for at, (name, value) in enumerate(zip(names, given)):
+            literal = node.args[at - offset] if node is not None and 0 <= at - offset < len(node.args) else None
+            frame.names[name] = self._argument(name, literal, value)
+        if arguments.vararg is not None:
+            frame.names[arguments.vararg.arg] = Items(list(given[len(names) :]), "tuple")
+        by_name = {keyword.arg: keyword.value for keyword in node.keywords} if node is not None else {}
+        extra: dict[Any, Value] = {}
+        allowed = set(names) | {argument.arg for argument in arguments.kwonlyargs}
+        for name, value in keywords.items():
+            if name in allowed:
+                frame.names[name] = self._argument(name, by_name.get(name), value)
+            else:
+                extra[name] = self._argument(name, by_name.get(name), value)
+        if arguments.kwarg is not None:
+            frame.names[arguments.kwarg.arg] = Mapping(extra, ("kwargs", id(function.node)), arguments.kwarg.arg if not extra else "")
+        for name in allowed:
+            if name not in frame.names:
+                default = function.defaults.get(name)
+                frame.names[name] = default if default is not None else self.parameter(function, name)
+
+    def _argument(self, name: str, node: ast.AST | None, value: Value) -> Value:
+        return self.named_constant(name, node, value)
+
+    def named_constant(self, name: str, node: ast.AST | None, value: Value) -> Value:
+        raise NotImplementedError
+
+    def parameter(self, function: Function, name: str) -> Value:
+        """A parameter that nobody gives: known by name and use only."""
+        return self.opaque(("parameter", function.name, getattr(function.node, "lineno", 0), name), name, name=name)
+
+    def _generator(self, function: Function, frame: Frame, body: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
+        def run(receive: Callable[[Value], None]) -> None:
+            fresh = Frame(dict(frame.names), frame.parent, function, frame.depth, yields=receive)
+            self.run_frame(fresh, body)
+
+        return Stream("generator", call=run, text=f"{function.name}()")
+
+    # Classes of the source.
+    def instantiate(self, cls: Class, call: Call) -> Value:
+        known = self.vocabulary.construct(self, cls, call)
+        if isinstance(known, Thing):
+            return known
+        instance = known if isinstance(known, Instance) else Instance(cls)
+        init = cls.find("__init__")
+        if isinstance(init, Function):
+            self.call_function(bind(init, instance), call.args, call.keywords, call.node)
+        else:
+            self._fill_fields(cls, instance, call)
+        return instance
+
+    def _fill_fields(self, cls: Class, instance: Instance, call: Call) -> None:
+        """A dataclass or a named tuple takes its fields as arguments."""
+        fields = [node.target.id for node in cls.node.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+        for name, value in zip(fields, call.args):
+            instance.attributes[name] = self.named_constant(name, None, value)
+        literals = {keyword.arg: keyword.value for keyword in call.node.keywords}
+        for name, value in call.keywords.items():
+            instance.attributes[name] = self.named_constant(name, literals.get(name), value)
+
+    # Everything else.
+    def unknown_call(self, call: Call) -> Value:
+        """A call nobody can follow: its result is only named, and tracked objects that it received may have been used."""
+        receiver = call.receiver
+        parts = [*call.values, *([receiver] if receiver is not None else [])]
+        key = ("call", key_of(call.function) if receiver is None else ("method", key_of(receiver), call.name), *self.key(*call.values))
+        made = self.opaque(key, self.recorder.text(call.node), *parts, name=call.name)
+        made.attached = any(isinstance(part, Opaque) and part.attached for part in parts)
+        tracked = tuple(actor for actor in (actor_of(value) for value in call.values) if actor is not None)
+        nested = tuple(actor for value in call.values if isinstance(value, Instance) for actor in map(actor_of, value.attributes.values()) if actor is not None)
+        if tracked or nested:
+            self.recorder.emit(Kind.OPAQUE, call.node, targets=tracked + nested)
+        for value in call.values:
+            if isinstance(value, (Function, Partial)) and self.index.kinds(_node_of(value)):
+                self.limits.append(f"{self.recorder.text(call.node)}: calls back a function that trains")
+                self.recorder.emit(Kind.OPAQUE, call.node, note="callback")
+        return made
+
+    def super_of(self, function: Function | None) -> Value | None:
+        """What `super()` means in a method: the next class that has what is asked for."""
+        if function is None or function.owner is None or function.bound is None:
+            return None
+        return Partial(function.bound, function.owner.bases, {})
+
+
+class SourceRaised(Exception):
+    """The source raises on this path, in this world."""
+
+
+def _node_of(value: Value) -> ast.AST:
+    while isinstance(value, Partial):
+        value = value.function
+    return value.node if isinstance(value, Function) else ast.Pass()
+
+
+def _is_generator(node: ast.AST) -> bool:
+    """Whether a function itself yields (its nested functions do not count)."""
+    pending: list[ast.AST] = list(getattr(node, "body", [])) if isinstance(getattr(node, "body", None), list) else []
+    while pending:
+        part = pending.pop()
+        if isinstance(part, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            pending.extend(ast.iter_child_nodes(part))
+    return False
+
+
+def training_instance(cls: Class, name: str, role: Role) -> Instance:
+    """An object of a class of the source that is a model (or another actor)."""
+    instance = Instance(cls)
+    instance.actor = make_actor(role, name)
+    return instance
+
+
+__all__ = ["Calls", "Phi", "Root", "SourceRaised", "training_instance"]

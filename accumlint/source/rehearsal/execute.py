@@ -1,0 +1,598 @@
+"""Statements: what happens when a rehearsal comes to them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from accumlint.source.rehearsal.arithmetic import combine
+from accumlint.source.rehearsal.state import BREAK, CONTINUE, Leave, Signal, State
+from accumlint.source.rehearsal.values import (
+    NONE,
+    Class,
+    Context,
+    Function,
+    Instance,
+    Items,
+    Known,
+    Mapping,
+    Opaque,
+    Phi,
+    Root,
+    Stream,
+    Thing,
+    Value,
+    actor_of,
+    key_of,
+)
+from accumlint.trace import Guard, Kind
+
+PERSONAL = ("loss", "data", "memory", "clock", "rank")
+LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+
+
+class Statements(State):
+    """Runs statements."""
+
+    def block(self, statements: Sequence[ast.stmt]) -> Signal | None:
+        for at, statement in enumerate(statements):
+            signal = self.statement(statement, statements[at + 1 :])
+            if signal is not None:
+                return signal
+        return None
+
+    def statement(self, node: ast.stmt, rest: Sequence[ast.stmt] = ()) -> Signal | None:
+        self.tick()
+        if isinstance(node, ast.If):
+            return self.branch(node, rest)
+        handler = getattr(self, f"_exec_{type(node).__name__}", None)
+        if handler is None:
+            return None
+        result = handler(node)
+        return result if isinstance(result, Signal) else None
+
+    def _exec_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):
+            self.eval(node.value)
+
+    def _exec_Assign(self, node: ast.Assign) -> None:
+        value = self.eval(node.value)
+        for target in node.targets:
+            self.assign(target, self._named(target, node.value, value))
+
+    def _exec_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.assign(node.target, self._named(node.target, node.value, self.eval(node.value)))
+
+    def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
+        name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+        if name and isinstance(node, ast.Constant) and self.index.is_open_constant(name):
+            return self.named_constant(name, node, value)
+        if name and isinstance(value, Opaque) and not value.text:
+            value.text = name
+        return value
+
+    def named_constant(self, name: str, node: ast.AST | None, value: Value) -> Value:
+        raise NotImplementedError
+
+    def assign(self, target: ast.expr, value: Value) -> None:
+        if isinstance(target, ast.Name):
+            self._bind(target.id, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self._unpack(target, value)
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, value)
+        elif isinstance(target, ast.Attribute):
+            self._set_attribute(target, value)
+        elif isinstance(target, ast.Subscript):
+            self._set_item(target, value)
+
+    def _bind(self, name: str, value: Value) -> None:
+        frame = self.frame
+        if name in frame.declared_global:
+            frame = self.globals
+        elif name in frame.declared_nonlocal and frame.parent is not None:
+            outer = frame.parent
+            while outer.parent is not None and name not in outer.names:
+                outer = outer.parent
+            frame = outer
+        self.write(frame.names, name, value)
+
+    def _unpack(self, target: ast.Tuple | ast.List, value: Value) -> None:
+        value = self.force(value)
+        starred = next((at for at, one in enumerate(target.elts) if isinstance(one, ast.Starred)), None)
+        if isinstance(value, Items) and starred is None and not value.open and len(value.items) == len(target.elts):
+            for one, item in zip(target.elts, value.items):
+                self.assign(one, item)
+            return
+        if isinstance(value, Items) and starred is not None and len(value.items) >= len(target.elts) - 1:
+            after = len(target.elts) - starred - 1
+            for one, item in zip(target.elts[:starred], value.items):
+                self.assign(one, item)
+            self.assign(target.elts[starred], Items(value.items[starred : len(value.items) - after]))
+            for one, item in zip(target.elts[starred + 1 :], value.items[len(value.items) - after :]):
+                self.assign(one, item)
+            return
+        for at, one in enumerate(target.elts):
+            self.assign(one, self._part(value, at, one))
+
+    def _part(self, value: Value, at: int, target: ast.expr) -> Value:
+        """The part of an unknown tuple that a target takes; its name tells what nothing else does."""
+        if isinstance(value, Opaque):
+            text = target.id if isinstance(target, ast.Name) else f"{value.text}[{at}]"
+            made = self.opaque(("part", value.key, at), text, value, attached=value.attached, owner=value, name=text)
+            return made
+        if isinstance(value, Items) and value.items:
+            return value.items[min(at, len(value.items) - 1)]
+        return self.opaque(("part", key_of(value), at), self.recorder.text(target))
+
+    def _set_attribute(self, target: ast.Attribute, value: Value) -> None:
+        owner = self.force(self.eval(target.value))
+        if self.set_training_attribute(owner, target, value):
+            return
+        if isinstance(owner, (Instance, Thing, Opaque)):
+            self.write(owner.attributes, target.attr, value)
+        elif isinstance(owner, Class):
+            self.write(owner.members, target.attr, value)
+        elif isinstance(owner, Mapping):
+            self.write(owner.items, target.attr, value)
+
+    def set_training_attribute(self, owner: Value, target: ast.Attribute, value: Value) -> bool:
+        """Assignments that are events: the sync flag, `.grad = …`. Returns whether it was one."""
+        raise NotImplementedError
+
+    def scale_gradient(self, target: ast.expr, op: type[ast.operator], value: Value, node: ast.AST) -> bool:
+        """`p.grad /= n`: an event. Returns whether it was one."""
+        raise NotImplementedError
+
+    def _set_item(self, target: ast.Subscript, value: Value) -> None:
+        owner = self.force(self.eval(target.value))
+        key = self.force(self.eval(target.slice))
+        if isinstance(owner, Mapping):
+            self.write(owner.items, key.value if isinstance(key, Known) and _hashable(key.value) else ("?", key_of(key)), value)
+        elif isinstance(owner, Items) and isinstance(key, Known) and isinstance(key.value, int) and -len(owner.items) <= key.value < len(owner.items):
+            owner.items[key.value] = value
+        elif isinstance(owner, (Opaque, Thing)) and isinstance(key, Known):
+            self.write(owner.attributes, f"[{key.value!r}]", value)
+        if isinstance(key, Known) and key.value in {"lr", "learning_rate"}:
+            self.set_learning_rate(owner, target, value)
+
+    def set_learning_rate(self, owner: Value, target: ast.Subscript, value: Value) -> None:
+        """`group["lr"] = …`: a schedule by hand."""
+
+    def _exec_AugAssign(self, node: ast.AugAssign) -> None:
+        value = self.eval(node.value)
+        if self.scale_gradient(node.target, type(node.op), value, node):
+            return
+        current = self.force(self.eval(_loaded(node.target)))
+        if isinstance(current, Items) and isinstance(value, Items) and isinstance(node.op, ast.Add):
+            current.items.extend(value.items)
+            return
+        if isinstance(current, Opaque) and isinstance(node.op, ast.Add) and self._is_counter(current, value):
+            current = Known(0)
+        result = combine(self, type(node.op), current, value, node)
+        self.retained_sum(node, current, value, result)
+        self.assign(node.target, result)
+
+    def retained_sum(self, node: ast.AugAssign, current: Value, value: Value, result: Value) -> None:
+        """A loss with its graph added to a running sum."""
+
+    def _is_counter(self, current: Opaque, value: Value) -> bool:
+        """`step += 1` on a number that is not known (resumed, given): it starts at a boundary, so from zero."""
+        value = self.force(value)
+        return isinstance(value, Known) and isinstance(value.value, int) and not (current.forwards or current.born or current.weight)
+
+    def _exec_Return(self, node: ast.Return) -> Signal:
+        return Signal("return", self.eval(node.value) if node.value is not None else NONE)
+
+    def _exec_Break(self, node: ast.Break) -> Signal:
+        return BREAK
+
+    def _exec_Continue(self, node: ast.Continue) -> Signal:
+        return CONTINUE
+
+    def _exec_Raise(self, node: ast.Raise) -> Signal:
+        return Signal("raise", self.eval(node.exc) if node.exc is not None else None)
+
+    def _exec_Delete(self, node: ast.Delete) -> None:
+        return None
+
+    def _exec_Global(self, node: ast.Global) -> None:
+        self.frame.declared_global.update(node.names)
+
+    def _exec_Nonlocal(self, node: ast.Nonlocal) -> None:
+        self.frame.declared_nonlocal.update(node.names)
+
+    def _exec_Assert(self, node: ast.Assert) -> None:
+        """What is asserted holds: a loader that K divides has no tail."""
+        for test in node.test.values if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And) else [node.test]:
+            self._assume(test)
+
+    def _assume(self, test: ast.expr) -> None:
+        if not (isinstance(test, ast.Compare) and isinstance(test.left, ast.BinOp) and isinstance(test.left.op, ast.Mod)):
+            value = self.force(self.eval(test))
+            if isinstance(value, Opaque):
+                self.truth(value, True, flips=False)
+            return
+        if not isinstance(test.ops[0], ast.Eq):
+            return
+        size = self.force(self.eval(test.left.left))
+        self.eval(test.left)
+        root = size.root if isinstance(size, Known) else Root(size.key, size.text) if isinstance(size, Opaque) else None
+        if root is None and isinstance(size, Known) and len(size.roots) == 1:
+            (root,) = size.roots
+        if root is not None and root.key not in self.world.knowledge.accumulations:
+            self.world.knowledge.learn_divisible(root)
+
+    def _exec_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._bind(node.name, self.function(node, None))
+
+    _exec_AsyncFunctionDef = _exec_FunctionDef
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: Class | None) -> Value:
+        made = Function(node, self.frame, owner=owner, decorators=tuple(_decorator(one) for one in node.decorator_list))
+        arguments = node.args
+        named = arguments.posonlyargs + arguments.args
+        for argument, default in zip(named[len(named) - len(arguments.defaults) :], arguments.defaults):
+            made.defaults[argument.arg] = self.named_constant(argument.arg, default, self.eval(default))
+        for argument, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults):
+            if keyword_default is not None:
+                made.defaults[argument.arg] = self.named_constant(argument.arg, keyword_default, self.eval(keyword_default))
+        return made
+
+    def _exec_ClassDef(self, node: ast.ClassDef) -> None:
+        bases = tuple(self.force(self.eval(base)) for base in node.bases)
+        made = Class(node, self.frame, bases, {})
+        for statement in node.body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                made.members[statement.name] = self.function(statement, made)
+            elif isinstance(statement, ast.Assign):
+                value = self.eval(statement.value)
+                for target in statement.targets:
+                    if isinstance(target, ast.Name):
+                        made.members[target.id] = self.named_constant(target.id, statement.value, value)
+            elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
+                made.members[statement.target.id] = self.named_constant(statement.target.id, statement.value, self.eval(statement.value))
+        self._bind(node.name, made)
+
+    def _exec_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            name = alias.asname or alias.name.split(".")[0]
+            path = alias.name if alias.asname else alias.name.split(".")[0]
+            self._bind(name, self.opaque(("import", path), name, path=path, name=name))
+
+    def _exec_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            name = alias.asname or alias.name
+            path = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+            self._bind(name, self.opaque(("import", path), name, path=path, name=alias.name))
+
+    # Conditions.
+    def branch(self, node: ast.If, rest: Sequence[ast.stmt]) -> Signal | None:
+        if _is_main_guard(node.test):
+            return self.block(node.body)
+        test = self.force(self.eval(node.test))
+        self._learn_gate(node, test, rest)
+        if isinstance(test, Opaque):
+            return self._unknown_branch(node, test, rest)
+        holds = self.truth(test)
+        return self._guarded(node, node.body if holds else node.orelse, test, holds)
+
+    def _learn_gate(self, node: ast.If, test: Value, rest: Sequence[ast.stmt]) -> None:
+        """What an update is gated by is K."""
+        gates = test.gates if isinstance(test, (Known, Opaque)) else frozenset()
+        knowledge = self.world.knowledge
+        wanted = [root for root in gates if root.key not in knowledge.accumulations and root.kind != "length" and root.key not in knowledge.lengths]
+        if not wanted:
+            return
+        guarded = self.gates_update(node.body) or self.gates_update(node.orelse)
+        early = any(isinstance(part, ast.Continue) for part in node.body) and self.gates_update(list(rest))
+        if not (guarded or early):
+            return
+        known = [root for root in gates if root.key in knowledge.accumulations]
+        if known:
+            return
+        moduli = [root for root in wanted if _is_modulus(node.test, root.text)] or wanted
+        knowledge.learn_accumulation(moduli[0])
+
+    def _guarded(self, node: ast.If, body: Sequence[ast.stmt], test: Value, holds: bool) -> Signal | None:
+        if not body:
+            return None
+        if not self.index.kinds(node):
+            return self.block(body)
+        cause = self._cause(test)
+        self.recorder.guards.append(Guard(self.recorder.place(node.test), self.recorder.text(node.test), cause, holds))
+        try:
+            return self.block(body)
+        finally:
+            self.recorder.guards.pop()
+
+    @staticmethod
+    def _cause(test: Value) -> str:
+        if isinstance(test, Known):
+            return "gate" if test.gates or test.roots else "counter"
+        if isinstance(test, Opaque):
+            for cause in PERSONAL:
+                if cause in test.causes:
+                    return "data" if cause == "loss" else cause
+            return "gate" if test.gates else "setting"
+        return "unknown"
+
+    def _unknown_branch(self, node: ast.If, test: Opaque, rest: Sequence[ast.stmt]) -> Signal | None:
+        if test.causes & set(PERSONAL) - {"rank"} or (test.causes and not self._answered(test)):
+            return self._skip(node, test, rest)
+        kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
+        leaves, other_leaves = _leaves(node.body), _leaves(node.orelse)
+        if self._answered(test):
+            holds = self.truth(test)
+        elif leaves or other_leaves:
+            prefers = not leaves if leaves != other_leaves else len(kinds) >= len(other)
+            if kinds and not other and not leaves & {"raise"} and not (leaves & {"continue", "break"}):
+                prefers = True
+            returns = "return" in leaves | other_leaves and _returns_value(node)
+            if "raise" not in leaves | other_leaves and leaves and Kind.BACKWARD in kinds:
+                prefers = True
+            holds = self.truth(test, prefers, flips=bool(kinds or other) or returns, weight=len(kinds | other))
+        elif kinds or other:
+            holds = self.truth(test, len(kinds) >= len(other), weight=len(kinds | other))
+        else:
+            return self._both(node, test)
+        return self._guarded(node, node.body if holds else node.orelse, test, holds)
+
+    def _answered(self, test: Opaque) -> bool:
+        if test.negated is not None:
+            return self._answered(test.negated)
+        if test.conjunction:
+            return all(self._answered(part) for part in test.conjunction[1:] if isinstance(part, Opaque))
+        return test.key in self.world.answers or test.key in self.world.forced
+
+    def _skip(self, node: ast.If, test: Opaque, rest: Sequence[ast.stmt]) -> Signal | None:
+        """A condition on data: the normal path is the one that trains; the other one is only noted."""
+        kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
+        leaves, other_leaves = _leaves(node.body), _leaves(node.orelse)
+        after = self.index.kinds(list(rest))
+        if not (kinds or other) and not (leaves or other_leaves):
+            return self._both(node, test)
+        if bool(leaves) != bool(other_leaves):
+            normal_holds = not leaves
+        else:
+            normal_holds = len(kinds) >= len(other)
+        taken, left = (kinds, other) if normal_holds else (other, kinds)
+        off = leaves if not normal_holds else other_leaves
+        skipped = (taken - left) | (after if off else frozenset())
+        if skipped or off:
+            self.note_skip(node, test, skipped, sorted(off)[0] if off else "branch", node.orelse if normal_holds else node.body)
+        return self._guarded(node, node.body if normal_holds else node.orelse, test, normal_holds)
+
+    def note_skip(self, node: ast.If, test: Opaque, skipped: frozenset[Kind], leaves: str, body: Sequence[ast.stmt]) -> None:
+        options = {"agreed"} if test.agreed else set()
+        if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) and any(isinstance(one, ast.Constant) and one.value in {0, 0.0} for one in (part.left, part.right)) for each in body for part in ast.walk(each)):
+            options.add("zero-loss")
+        guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
+        self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=skipped, leaves=leaves, options=frozenset(options))
+
+    def _both(self, node: ast.If, test: Opaque) -> Signal | None:
+        """Neither side holds events: both are run, and what they set differently hangs on the condition."""
+        outer = self.journal
+        first = self._attempt(node.body)
+        second = self._attempt(node.orelse)
+        self.journal = outer
+        if first[1] is not None and second[1] is not None:
+            self._apply(first[0])
+            return first[1]
+        if first[1] is not None:
+            self._apply(second[0])
+            return None
+        if second[1] is not None:
+            self._apply(first[0])
+            return None
+        self._join(test, first[0], second[0])
+        return None
+
+    def _attempt(self, body: Sequence[ast.stmt]) -> tuple[dict[tuple[int, Any], tuple[dict[Any, Value], Any, Value]], Signal | None]:
+        """Runs a block and takes its assignments back; returns them."""
+        outer, self.journal = self.journal, []
+        try:
+            signal = self.block(body)
+            changes: dict[tuple[int, Any], tuple[dict[Any, Value], Any, Value]] = {}
+            for store, key, _ in self.journal:
+                if key in store:
+                    changes[(id(store), key)] = (store, key, store[key])
+        finally:
+            for store, key, old in reversed(self.journal):
+                if old is None:
+                    store.pop(key, None)
+                else:
+                    store[key] = old
+            self.journal = outer
+        return changes, signal
+
+    def _apply(self, changes: dict[tuple[int, Any], tuple[dict[Any, Value], Any, Value]]) -> None:
+        for store, key, value in changes.values():
+            self.write(store, key, value)
+
+    def _join(
+        self,
+        test: Opaque,
+        first: dict[tuple[int, Any], tuple[dict[Any, Value], Any, Value]],
+        second: dict[tuple[int, Any], tuple[dict[Any, Value], Any, Value]],
+    ) -> None:
+        for place in {**first, **second}:
+            store, key, _ = first.get(place) or second[place]
+            old = store.get(key)
+            then = first[place][2] if place in first else old
+            otherwise = second[place][2] if place in second else old
+            if then is None or otherwise is None:
+                self.write(store, key, then or otherwise or NONE)
+            elif then is otherwise or _same(then, otherwise):
+                self.write(store, key, then)
+            else:
+                self.write(store, key, Phi(test, then, otherwise))
+
+    # Blocks with a beginning and an end.
+    def _exec_With(self, node: ast.With | ast.AsyncWith) -> Signal | None:
+        return self._with_items(node, list(node.items))
+
+    _exec_AsyncWith = _exec_With
+
+    def _with_items(self, node: ast.With | ast.AsyncWith, items: list[ast.withitem]) -> Signal | None:
+        if not items:
+            return self.block(node.body)
+        first, rest = items[0], items[1:]
+        value = self.force(self.eval(first.context_expr))
+        if isinstance(value, Stream) and value.kind == "generator":
+            return self._with_generator(node, first, rest, value)
+        return self.within(value, first, lambda: self._with_items(node, rest))
+
+    def within(self, value: Value, item: ast.withitem, body: Any) -> Signal | None:
+        """Runs a with body inside a context."""
+        raise NotImplementedError
+
+    def _with_generator(self, node: ast.With | ast.AsyncWith, item: ast.withitem, rest: list[ast.withitem], value: Stream) -> Signal | None:
+        """A context manager made of a generator: the body runs at its yield."""
+        caller = self.frame
+        marker = object()
+        left: list[Signal | None] = [None]
+
+        def body(yielded: Value) -> None:
+            maker = self.frame
+            self.frame = caller
+            try:
+                if item.optional_vars is not None:
+                    self.assign(item.optional_vars, yielded)
+                left[0] = self._with_items(node, rest)
+            finally:
+                self.frame = maker
+
+        assert value.call is not None
+        try:
+            value.call(body)
+        except Leave as leave:
+            if leave.owner is not marker:
+                raise
+        return left[0]
+
+    def _exec_Try(self, node: ast.Try) -> Signal | None:
+        handlers = [handler for handler in node.handlers if self._swallows(handler)]
+        kinds = self.index.kinds(node.body)
+        if handlers and Kind.BACKWARD in kinds | {Kind.BACKWARD} & kinds:
+            self._note_exception(handlers[0], kinds)
+        try:
+            signal = self.block(node.body)
+        finally:
+            if node.finalbody:
+                self.block(node.finalbody)
+        if signal is not None and signal.kind == "raise" and node.handlers:
+            signal = self.block(node.handlers[0].body)
+        elif signal is None and node.orelse:
+            signal = self.block(node.orelse)
+        return signal
+
+    _exec_TryStar = _exec_Try
+
+    def _swallows(self, handler: ast.ExceptHandler) -> bool:
+        name = ast.unparse(handler.type) if handler.type is not None else ""
+        if "StopIteration" in name or "Interrupt" in name or "ImportError" in name:
+            return False
+        return not any(isinstance(part, ast.Raise) and part.exc is None for part in ast.walk(handler)) and not any(
+            isinstance(part, ast.Call) and ast.unparse(part.func) in {"exit", "sys.exit", "os._exit"} for part in ast.walk(handler)
+        )
+
+    def _note_exception(self, handler: ast.ExceptHandler, kinds: frozenset[Kind]) -> None:
+        raises = any(isinstance(part, ast.Raise) for part in handler.body)
+        if raises:
+            return
+        text = f"except {ast.unparse(handler.type)}" if handler.type is not None else "except"
+        guard = Guard(self.recorder.place(handler), text, "exception", True)
+        leaves = sorted(_leaves(handler.body))
+        self.recorder.emit(Kind.SKIP, handler, guard=guard, skipped=kinds, leaves=leaves[0] if leaves else "except")
+
+    def _exec_Match(self, node: ast.Match) -> Signal | None:
+        subject = self.force(self.eval(node.subject))
+        for case in node.cases:
+            answer = self._matches(case, subject)
+            if answer:
+                return self.block(case.body)
+        return None
+
+    def _matches(self, case: ast.match_case, subject: Value) -> bool:
+        pattern = case.pattern
+        if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
+            if pattern.name is not None:
+                self._bind(pattern.name, subject)
+            return case.guard is None or self.truth(self.eval(case.guard))
+        if isinstance(pattern, ast.MatchValue):
+            wanted = self.force(self.eval(pattern.value))
+            if isinstance(wanted, Known) and isinstance(subject, Known):
+                return bool(wanted.value == subject.value)
+            test = self.opaque(("match", key_of(subject), key_of(wanted)), f"{getattr(subject, 'text', 'value')} == {self.recorder.text(pattern.value)}", subject)
+            kinds = self.index.kinds(case.body)
+            return self.truth(test, bool(kinds), flips=bool(kinds), weight=len(kinds))
+        if isinstance(pattern, ast.MatchSingleton) and isinstance(subject, Known):
+            return subject.value is pattern.value
+        test = self.opaque(("match", key_of(subject), case.pattern.lineno), self.recorder.text(case.pattern), subject)
+        return self.truth(test, True, flips=bool(self.index.kinds(case.body)))
+
+
+def _leaves(body: Sequence[ast.stmt]) -> set[str]:
+    """How a block leaves the path at its end, if every way through it does."""
+    if not body:
+        return set()
+    last = body[-1]
+    if isinstance(last, LEAVING):
+        return {type(last).__name__.lower()}
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and ast.unparse(last.value.func) in {"sys.exit", "exit", "quit", "os._exit"}:
+        return {"raise"}
+    if isinstance(last, ast.If) and last.orelse:
+        first, second = _leaves(last.body), _leaves(last.orelse)
+        return first | second if first and second else set()
+    return set()
+
+
+def _returns_value(node: ast.If) -> bool:
+    return any(isinstance(part, ast.Return) and part.value is not None for part in ast.walk(node))
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    """The same expression, read instead of written."""
+    if isinstance(target, ast.Name):
+        return ast.copy_location(ast.Name(target.id, ast.Load()), target)
+    if isinstance(target, ast.Attribute):
+        return ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
+    if isinstance(target, ast.Subscript):
+        return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
+    return target
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _same(first: Value, second: Value) -> bool:
+    if isinstance(first, Known) and isinstance(second, Known):
+        return type(first.value) is type(second.value) and bool(first.value == second.value)
+    one, other = actor_of(first), actor_of(second)
+    if one is not None and other is not None and one.role == other.role and isinstance(first, Thing) and isinstance(second, Thing):
+        return one.wrapper == other.wrapper and first.inner is second.inner
+    if isinstance(first, Context) and isinstance(second, Context):
+        return first.kind == second.kind and first.models == second.models
+    return isinstance(first, Opaque) and isinstance(second, Opaque) and first.key == second.key
+
+
+def _decorator(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_main_guard(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
+
+
+def _is_modulus(test: ast.expr, text: str) -> bool:
+    return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and text in ast.unparse(part.right) for part in ast.walk(test))

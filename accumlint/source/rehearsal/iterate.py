@@ -1,0 +1,311 @@
+"""What a loop goes over: how many turns, and what each turn is given."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from accumlint.source.rehearsal.state import Leave, Signal, State
+from accumlint.source.rehearsal.values import (
+    Instance,
+    Items,
+    Known,
+    Mapping,
+    Opaque,
+    Root,
+    Stream,
+    Thing,
+    Value,
+    actor_of,
+    fresh_uid,
+    key_of,
+)
+from accumlint.trace import Kind, Role
+
+MOST_TURNS = 16
+STOP = Signal("stop")
+
+
+@dataclass(slots=True)
+class Plan:
+    """`count` turns, `item(i)` the value of each. `open`: the code does not fix the count. `endless`: it never ends."""
+
+    count: int
+    item: Callable[[int], Value]
+    open: bool = False
+    endless: bool = False
+    root: Root | None = None
+    data: bool = False
+
+
+class Iteration(State):
+    """Plans for everything that can be iterated."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._data: dict[Any, int] = {}
+
+    def take(self, node: ast.AST, key: tuple[Any, ...] | None = None) -> frozenset[int]:
+        """Marks that new data was taken here; the same key is the same data."""
+        number = fresh_uid() if key is None else self._data.setdefault(key, fresh_uid())
+        self.recorder.new_data()
+        return frozenset({number})
+
+    def datum(self, node: ast.AST, text: str, key: tuple[Any, ...] | None = None) -> Opaque:
+        """A new batch."""
+        born = self.take(node, key)
+        self.recorder.emit(Kind.DATA, node, data=tuple(born))
+        (number,) = born
+        return self.opaque(("data", number), text, born=born, causes=frozenset({"data"}))
+
+    def plan(self, value: Value, node: ast.AST, bound: int | None = None) -> Plan:
+        """How to go over a value. `bound` is how many turns a loop with an unknown range makes."""
+        value = self.force(value)
+        if isinstance(value, Items):
+            return self._plan_items(value, node)
+        if isinstance(value, Stream):
+            return self._plan_stream(value, node, bound)
+        if isinstance(value, Known) and isinstance(value.value, (str, bytes, tuple)):
+            known = value.value[:MOST_TURNS]
+            return Plan(len(known), lambda at: Known(known[at]))
+        if isinstance(value, Mapping):
+            keys = list(value.items)[:MOST_TURNS]
+            return Plan(len(keys), lambda at: Known(keys[at]) if not isinstance(keys[at], tuple) else self.opaque(("key", keys[at]), "key"))
+        if isinstance(value, Instance):
+            return self._plan_instance(value, node)
+        return self._plan_unknown(value, node)
+
+    def _plan_instance(self, value: Instance, node: ast.AST) -> Plan:
+        method = value.cls.find("__iter__")
+        if method is not None:
+            inner = self.force(self.call_value(self.attribute(value, "__iter__", node), []))
+            if inner is not value and not isinstance(inner, Instance):
+                return self.plan(inner, node)
+        return self._plan_unknown(value, node)
+
+    def _plan_unknown(self, value: Value, node: ast.AST) -> Plan:
+        text = value.text if isinstance(value, Opaque) else ""
+        root = self.length_root(value, text)
+        count = self.world.number(root) or self.world.batches
+        actor = actor_of(value)
+        if actor is not None and actor.role in {Role.PARAMETERS, Role.MODEL, Role.OPTIMIZER}:
+            return Plan(1, lambda at: self.element(value, node))
+        return Plan(count, lambda at: self.datum(node, text and f"batch of {text}"), open=True, root=root, data=True)
+
+    def element(self, value: Value, node: ast.AST) -> Value:
+        """The one element that stands for all of something that is not data."""
+        if isinstance(value, Opaque):
+            if value.element is None:
+                value.element = self.opaque(("element", value.key), f"{value.text}[…]", value, actor=value.actor, owner=value)
+            return value.element
+        return self.opaque(("element", key_of(value)), self.recorder.text(node), actor=actor_of(value), owner=value)
+
+    def length_root(self, value: Value, text: str = "") -> Root:
+        if isinstance(value, (Items, Thing)) and value.length is not None:
+            return value.length
+        return Root(("len", key_of(value)), f"len({text})" if text else "len", "length")
+
+    def _plan_items(self, value: Items, node: ast.AST) -> Plan:
+        if not value.open:
+            return Plan(len(value.items), lambda at: self._fixed_item(value, at, node), data=value.data)
+        root = self.length_root(value)
+        count = self.world.number(root) or self.world.batches
+        items = value.items
+        return Plan(count, lambda at: self.again_at(items[at % len(items)], node) if items else self.datum(node, "batch"), open=True, root=root, data=True)
+
+    def _fixed_item(self, value: Items, at: int, node: ast.AST) -> Value:
+        item = value.items[at]
+        if value.data and at > 0:
+            return self.again_at(item, node) if not _carries(item) else self._retake(item, node)
+        if _carries(item):
+            return self._retake(item, node)
+        return item
+
+    def _retake(self, item: Value, node: ast.AST) -> Value:
+        """A batch taken from a list of batches: data that was already fetched begins a micro-batch where it is used."""
+        self.recorder.new_data()
+        return item
+
+    def again_at(self, item: Value, node: ast.AST) -> Value:
+        """Another batch like the sample."""
+        if isinstance(item, Items):
+            return Items([self.again_at(part, node) for part in item.items], item.kind, open=item.open, data=item.data)
+        if isinstance(item, Opaque) and actor_of(item) is None and not item.forwards:
+            made = self.datum(node, item.text)
+            made.quantity, made.weight = item.quantity, item.weight
+            return made
+        return item
+
+    def _plan_stream(self, value: Stream, node: ast.AST, bound: int | None) -> Plan:
+        kind = value.kind
+        if kind == "range":
+            return self._plan_range(value, node, bound)
+        if kind == "enumerate":
+            return self._plan_enumerate(value, node)
+        if kind == "zip":
+            return self._plan_zip(value, node)
+        if kind == "islice":
+            return self._plan_islice(value, node)
+        if kind == "iterator":
+            inner = self.plan(value.parts[0], node)
+            offset = value.taken
+            return Plan(max(0, inner.count - offset), lambda at: self._advance(value, inner, at), inner.open, inner.endless, inner.root, inner.data)
+        if kind == "cycle":
+            inner = self.plan(value.parts[0], node)
+            return Plan(MOST_TURNS, lambda at: inner.item(at % max(1, inner.count)), endless=True, data=inner.data)
+        if kind == "count":
+            start = self.number(value.start) if value.start is not None else Known(0)
+            first = int(start.value) if start is not None else 0
+            return Plan(MOST_TURNS, lambda at: Known(first + at), endless=True)
+        if kind == "chunks":
+            return Plan(self.world.k, lambda at: self.datum(node, value.text, ("chunk", value.uid, at)), data=True, root=Root(("chunks", value.uid), value.text, "window"))
+        if kind == "parameters":
+            return Plan(1, lambda at: self.element_of_parameters(value))
+        if kind == "generator":
+            collected, ended = self.collect(value)
+            return Plan(len(collected), lambda at: collected[at], open=not ended, endless=not ended, data=True)
+        if kind == "map":
+            inner = self.plan(value.parts[1], node)
+            return Plan(inner.count, lambda at: self.call_value(value.parts[0], [inner.item(at)]), inner.open, inner.endless, inner.root, inner.data)
+        return self._plan_unknown(value, node)
+
+    def element_of_parameters(self, value: Stream) -> Value:
+        owner = value.parts[0] if value.parts else None
+        return self.opaque(("parameter", value.uid), "p", actor=actor_of(owner), owner=value)
+
+    def _advance(self, stream: Stream, inner: Plan, at: int) -> Value:
+        item = inner.item(stream.taken)
+        stream.taken += 1
+        return item
+
+    def _plan_range(self, value: Stream, node: ast.AST, bound: int | None) -> Plan:
+        numbers = [None if part is None else self.number(part, role="bound") for part in (value.start, value.stop, value.step)]
+        start = int(numbers[0].value) if numbers[0] is not None else 0
+        stop_root = numbers[1].root if numbers[1] is not None else None
+        if value.step is not None and (numbers[2] is None or numbers[2].roots):
+            return self._plan_strides(value)
+        step = int(numbers[2].value) if numbers[2] is not None and numbers[2].value else 1
+        if numbers[1] is None or (value.start is not None and numbers[0] is None):
+            count = bound if bound is not None else self.world.batches
+            return Plan(count, lambda at: Known(start + at * step), open=True, root=Root(key_of(value.stop), getattr(value.stop, "text", ""), "length") if value.stop is not None else None)
+        count = max(0, len(range(start, int(numbers[1].value), step)))
+        return Plan(count, lambda at: Known(start + at * step), open=stop_root is not None, root=stop_root)
+
+    def _plan_strides(self, value: Stream) -> Plan:
+        """`range(0, size, micro)`: K pieces of one batch."""
+        size = 4
+        for part, number in ((value.step, size), (value.stop, size * self.world.k)):
+            if isinstance(part, Opaque):
+                self.touched.setdefault(part.key, str(number))
+        root = Root(("strides", value.uid), "range", "window")
+        return Plan(self.world.k, lambda at: Known(at * size, frozenset({root})), root=root, data=True)
+
+    def _plan_enumerate(self, value: Stream, node: ast.AST) -> Plan:
+        inner = self.plan(value.parts[0], node)
+        start = self.number(value.start) if value.start is not None else Known(0)
+        first = int(start.value) if start is not None else 0
+        return Plan(inner.count, lambda at: Items([Known(first + at), inner.item(at)], "tuple"), inner.open, inner.endless, inner.root, inner.data)
+
+    def _plan_zip(self, value: Stream, node: ast.AST) -> Plan:
+        plans = [self.plan(part, node) for part in value.parts]
+        if not plans:
+            return Plan(0, lambda at: Known(None))
+        finite = [plan for plan in plans if not plan.endless] or plans
+        fixed = [plan for plan in finite if not plan.open] or finite
+        shortest = min(fixed, key=lambda plan: plan.count)
+        return Plan(
+            shortest.count, lambda at: Items([plan.item(at) for plan in plans], "tuple"), shortest.open, all(plan.endless for plan in plans),
+            shortest.root, any(plan.data for plan in plans),
+        )  # fmt: skip
+
+    def _plan_islice(self, value: Stream, node: ast.AST) -> Plan:
+        source = self.force(value.parts[0])
+        inner = self.plan(source, node)
+        stop = self.number(value.stop, role="bound") if value.stop is not None else None
+        if stop is None:
+            count = self.world.k if isinstance(value.stop, Opaque) else inner.count
+        else:
+            count = int(stop.value)
+        exhausted = inner.count if not inner.endless else count
+        return Plan(
+            min(count, exhausted), lambda at: self._sliced(source, inner, at, node), root=stop.root if stop is not None else None, data=inner.data
+        )  # fmt: skip
+
+    def _sliced(self, source: Value, inner: Plan, at: int, node: ast.AST) -> Value:
+        """Slicing the loader itself begins at its first batch each time; slicing an iterator goes on."""
+        if isinstance(source, (Opaque, Thing)) and inner.data:
+            return self.datum(node, "batch", ("first batches", key_of(source), at))
+        return inner.item(at)
+
+    def collect(self, stream: Stream) -> tuple[list[Value], bool]:
+        """The values a user's generator yields, at most two windows and a tail; and whether it ended by itself."""
+        found: list[Value] = []
+        most = self.world.batches
+        marker = object()
+
+        def keep(value: Value) -> None:
+            found.append(value)
+            if len(found) >= most:
+                raise Leave(STOP, marker)
+
+        assert stream.call is not None
+        try:
+            stream.call(keep)
+        except Leave as leave:
+            if leave.owner is not marker:
+                raise
+            return found, False
+        return found, True
+
+    def each(self, value: Value, node: ast.AST, limit: int | None = None) -> list[Value]:
+        plan = self.plan(value, node)
+        return [plan.item(at) for at in range(min(plan.count, limit or MOST_TURNS))]
+
+    def openness(self, value: Value, node: ast.AST) -> tuple[bool, Root | None]:
+        value = self.force(value)
+        if isinstance(value, Stream) and value.kind == "range":
+            # A named constant bounds the data: how much data there is stays open, unless the name is K's.
+            stop = self.number(value.stop, role="bound") if value.stop is not None else None
+            if stop is None:
+                return True, Root(key_of(value.stop), getattr(value.stop, "text", ""), "length") if value.stop is not None else None
+            accumulations = self.world.knowledge.accumulations
+            if any(root.key in accumulations for root in stop.roots):
+                return False, None
+            if stop.root is not None:
+                return True, Root(stop.root.key, stop.root.text, "length")
+            return False, None
+        plan = self.plan(value, node) if not (isinstance(value, Stream) and value.kind == "generator") else None
+        return (True, None) if plan is None else (plan.open or plan.endless, plan.root)
+
+    def next_of(self, value: Value, node: ast.AST) -> Value:
+        """`next(iterator)`: the next item, new data unless the items are known."""
+        value = self.force(value)
+        if isinstance(value, Stream):
+            if value.kind == "generator":
+                if not value.parts:
+                    collected, _ = self.collect(value)
+                    value.parts = tuple(collected)
+                items = value.parts
+                value.taken += 1
+                return self.again_at(items[(value.taken - 1) % len(items)], node) if items else self.datum(node, "batch")
+            if value.kind == "iterator":
+                inner = self.plan(value.parts[0], node)
+                value.taken += 1
+                if inner.data or not inner.count:
+                    return inner.item((value.taken - 1) % max(1, inner.count)) if inner.count else self.datum(node, "batch")
+                return inner.item((value.taken - 1) % inner.count)
+            plan = self.plan(value, node)
+            value.taken += 1
+            return plan.item((value.taken - 1) % plan.count) if plan.count else self.datum(node, "batch")
+        if isinstance(value, Instance) and value.cls.find("__next__") is not None:
+            return self.call_value(self.attribute(value, "__next__", node), [])
+        return self.datum(node, "batch")
+
+
+def _carries(item: Value) -> bool:
+    """Whether an item of a list is data."""
+    if isinstance(item, Items):
+        return any(_carries(part) for part in item.items)
+    return isinstance(item, Opaque) and bool(item.born) and not item.forwards

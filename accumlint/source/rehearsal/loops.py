@@ -1,0 +1,242 @@
+"""Loops: how many turns each gets, and the turns themselves."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from accumlint.source.rehearsal.iterate import MOST_TURNS, STOP, Plan
+from accumlint.source.rehearsal.record import OpenTurn
+from accumlint.source.rehearsal.state import BREAK, Leave, Signal, State
+from accumlint.source.rehearsal.values import Items, Known, Opaque, Root, Stream, Value, key_of
+from accumlint.source.rehearsal.worlds import OUTER_TURNS
+from accumlint.trace import Kind
+
+
+class Loops(State):
+    """Runs for and while loops."""
+
+    def plan(self, value: Value, node: ast.AST, bound: int | None = None) -> Plan:
+        raise NotImplementedError
+
+    def _exec_For(self, node: ast.For | ast.AsyncFor) -> Signal | None:
+        source = self.force(self.eval(node.iter))
+        entry = self.recorder.entries.get(node.lineno, 0)
+        self.recorder.entries[node.lineno] = entry + 1
+        generator, wrap = self._peel(source, node)
+        if generator is not None:
+            return self._consume(node, generator, wrap, entry)
+        bound = self._turns(node, source)
+        plan = self.plan(source, node.iter, bound)
+        count = self._count(node, plan, source)
+        if not self._holds_events(node):
+            return self._abstract(node, plan, count, entry)
+        signal = self._turn_all(node, plan, count, entry)
+        if signal is not None and signal.kind in {"return", "raise"}:
+            return signal
+        if signal is not BREAK and node.orelse:
+            return self.block(node.orelse)
+        return None
+
+    _exec_AsyncFor = _exec_For
+
+    def _holds_events(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
+        return bool(self.index.kinds(node.body)) or any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in ast.walk(node))
+
+    def _turns(self, node: ast.For | ast.AsyncFor, source: Value) -> int | None:
+        """How many turns a range of unknown length gets: K for the micro-loop, two for the loops around it."""
+        if self._is_outer(node):
+            return OUTER_TURNS
+        kinds = self.index.kinds(node.body)
+        if Kind.BACKWARD not in kinds:
+            return None
+        return self.world.batches if Kind.STEP in kinds else self.world.k
+
+    def _is_outer(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
+        """Whether the windows lie in a loop inside this one."""
+        return self.index.has_inner_backward_loop(node) and not self.index.gates_outside_inner_loops(node)
+
+    def _count(self, node: ast.For | ast.AsyncFor, plan: Plan, source: Value) -> int:
+        kinds = self.index.kinds(node.body)
+        inner = self._is_outer(node)
+        knowledge = self.world.knowledge
+        root = plan.root
+        is_range = isinstance(source, Stream) and source.kind in {"range", "enumerate", "zip"}
+        if inner:
+            return min(plan.count, OUTER_TURNS) if plan.open or plan.endless or root is not None else min(plan.count, 4)
+        if Kind.BACKWARD in kinds and root is not None and is_range and root.kind in {"setting", "constant"} and root.key not in knowledge.accumulations:
+            if Kind.STEP in kinds:
+                if root.key not in knowledge.lengths and root.key not in knowledge.divisible:
+                    knowledge.learn_length(root)
+            elif Kind.STEP not in kinds and not isinstance(node.iter, ast.Constant):
+                knowledge.learn_accumulation(root)
+        if Kind.BACKWARD in kinds and plan.endless:
+            return self.world.batches
+        if Kind.BACKWARD not in kinds and (plan.open or plan.endless) and not any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in ast.walk(node)):
+            return min(plan.count, 1 if not kinds else self.world.batches)
+        return min(plan.count, MOST_TURNS)
+
+    def _turn_all(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int) -> Signal | None:
+        endless = plan.endless or count < plan.count
+        micro_loop = plan.root is not None and (plan.root.key in self.world.knowledge.accumulations or plan.root.kind == "window")
+        for at in range(count):
+            turn = OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless)
+            self.recorder.turns.append(turn)
+            try:
+                if micro_loop and Kind.BACKWARD in self.index.kinds(node.body):
+                    self.recorder.new_data()
+                self.assign(node.target, plan.item(at))
+                signal = self.block(node.body)
+            finally:
+                self.recorder.turns.pop()
+            if signal is not None:
+                if signal.kind == "break":
+                    return BREAK
+                if signal.kind in {"return", "raise"}:
+                    return signal
+        return None
+
+    def _abstract(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int) -> Signal | None:
+        """A loop without events is run for its values; what it counts in an unknown number of turns is not known."""
+        exact = not plan.open and not plan.endless and plan.count <= MOST_TURNS
+        turns = plan.count if exact else min(count, 1)
+        for at in range(turns):
+            self.recorder.turns.append(OpenTurn(node.lineno, at, entry, micro_batch=self.recorder.micro_batches))
+            try:
+                self.assign(node.target, plan.item(at))
+                signal = self.block(node.body)
+            finally:
+                self.recorder.turns.pop()
+            if signal is not None and signal.kind in {"return", "raise"}:
+                return signal if exact else None
+            if signal is BREAK:
+                break
+        if not exact:
+            self._forget(node, plan)
+        return None
+
+    def _forget(self, node: ast.For | ast.AsyncFor, plan: Plan) -> None:
+        """After a loop of unknown length: lists it filled are open, numbers it counted unknown."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in {"append", "extend"}:
+                grown = self.force(self.eval(part.func.value))
+                if isinstance(grown, Items):
+                    grown.open = True
+                    grown.data = True
+                    if plan.root is not None:
+                        grown.length = Root(plan.root.key, plan.root.text, "length")
+            elif isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name):
+                current = self.frame.find(part.target.id)
+                if isinstance(current, Known):
+                    self.assign(part.target, self.opaque(("counted", part.target.id, part.lineno), part.target.id))
+
+    # Generators of the source: the loop's body runs at each yield.
+    def _peel(self, source: Value, node: ast.For | ast.AsyncFor) -> tuple[Stream | None, Callable[[int, Value], Value]]:
+        source = self.force(source)
+        if isinstance(source, Stream):
+            if source.kind == "generator":
+                return source, lambda at, value: value
+            if source.kind == "enumerate":
+                inner, wrap = self._peel(source.parts[0], node)
+                start = self.number(source.start) if source.start is not None else Known(0)
+                first = int(start.value) if start is not None else 0
+                return inner, lambda at, value: Items([Known(first + at), wrap(at, value)], "tuple")
+            if source.kind == "iterator" and source.taken == 0:
+                return self._peel(source.parts[0], node)
+            if source.kind == "zip" and source.parts:
+                inner, wrap = self._peel(source.parts[0], node)
+                if inner is not None:
+                    others = [self.plan(part, node.iter) for part in source.parts[1:]]
+                    return inner, lambda at, value: Items([wrap(at, value), *(plan.item(at % max(1, plan.count)) for plan in others)], "tuple")
+        return None, lambda at, value: value
+
+    def _consume(self, node: ast.For | ast.AsyncFor, generator: Stream, wrap: Callable[[int, Value], Value], entry: int) -> Signal | None:
+        consumer = self.frame
+        kinds = self.index.kinds(node.body)
+        most = OUTER_TURNS if self._is_outer(node) else self.world.batches if Kind.BACKWARD in kinds else MOST_TURNS
+        marker = object()
+        at = 0
+        depth = len(self.recorder.turns)
+
+        def body(value: Value) -> None:
+            nonlocal at
+            producer, turns = self.frame, self.recorder.turns[depth:]
+            self.frame = consumer
+            turn = OpenTurn(node.lineno, at, entry, endless=True)
+            self.recorder.turns.append(turn)
+            try:
+                self.recorder.new_data()
+                self.assign(node.target, wrap(at, value))
+                at += 1
+                signal = self.block(node.body)
+            finally:
+                self.recorder.turns.remove(turn)
+                self.frame = producer
+            del turns
+            if signal is not None and signal.kind in {"break", "return", "raise"}:
+                raise Leave(signal, marker)
+            if at >= most:
+                raise Leave(STOP, marker)
+
+        assert generator.call is not None
+        try:
+            generator.call(body)
+        except Leave as leave:
+            self.frame = consumer
+            if leave.owner is not marker:
+                raise
+            return leave.signal if leave.signal.kind in {"return", "raise"} else None
+        return self.block(node.orelse) if node.orelse else None
+
+    def _exec_While(self, node: ast.While) -> Signal | None:
+        entry = self.recorder.entries.get(node.lineno, 0)
+        self.recorder.entries[node.lineno] = entry + 1
+        kinds = self.index.kinds(node.body)
+        if self._is_outer(node):
+            most = OUTER_TURNS
+        elif Kind.BACKWARD in kinds:
+            most = self.world.batches if Kind.STEP in kinds else self.world.k
+        else:
+            most = 2
+        known_most = MOST_TURNS if Kind.BACKWARD in kinds else 64
+        at = 0
+        while True:
+            test = self.force(self.eval(node.test))
+            known = isinstance(test, Known) and not isinstance(node.test, ast.Constant)
+            if at == 0:
+                self._learn_bound(test, kinds, node)
+            if not self.truth(test, True, flips=False):
+                break
+            if at >= (known_most if known and not self._is_outer(node) else most):
+                return None
+            self.recorder.turns.append(OpenTurn(node.lineno, at, entry, endless=True))
+            try:
+                signal = self.block(node.body)
+            finally:
+                self.recorder.turns.pop()
+            at += 1
+            if signal is not None:
+                if signal.kind == "break":
+                    return None
+                if signal.kind in {"return", "raise"}:
+                    return signal
+            if isinstance(test, Opaque):
+                self.world.answers.pop(test.key, None)
+        return self.block(node.orelse) if node.orelse else None
+
+
+    def _learn_bound(self, test: Value, kinds: frozenset[Kind], node: ast.While) -> None:
+        """`while n < total` with an open total: a length when the loop steps, K when it only goes backward."""
+        if not isinstance(test, Known) or Kind.BACKWARD not in kinds or self._is_outer(node):
+            return
+        knowledge = self.world.knowledge
+        for root in test.roots:
+            if root.kind not in {"setting", "constant"} or root.key in knowledge.accumulations:
+                continue
+            if Kind.STEP not in kinds:
+                knowledge.learn_accumulation(root)
+            elif root.key not in knowledge.lengths and root.key not in knowledge.divisible:
+                knowledge.learn_length(root)
+
+
+__all__ = ["Loops", "key_of"]

@@ -1,0 +1,346 @@
+"""The whole interpreter: what the parts leave to it, above all the events of models, contexts and gradients."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from accumlint.source.reading.index import LOSS_WORDS, Index
+from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
+from accumlint.source.rehearsal.calls import Calls
+from accumlint.source.rehearsal.evaluate import Expressions, bind
+from accumlint.source.rehearsal.execute import Statements
+from accumlint.source.rehearsal.iterate import Iteration
+from accumlint.source.rehearsal.loops import Loops
+from accumlint.source.rehearsal.record import Recorder
+from accumlint.source.rehearsal.state import Call, Signal
+from accumlint.source.rehearsal.values import (
+    TRUE,
+    Context,
+    Function,
+    Instance,
+    Items,
+    Known,
+    Mapping,
+    Opaque,
+    Thing,
+    Value,
+    actor_of,
+    fresh_uid,
+)
+from accumlint.source.rehearsal.worlds import World
+from accumlint.source.vocabulary import distributed, itertools_words, torch_objects, torch_tensors, torch_training
+from accumlint.source.vocabulary.base import Vocabulary, as_actor, modules_of, parameters_owner, raw_module, role_of
+from accumlint.trace import Actor, Event, Kind, Role, Wrapper
+from accumlint.weight import Factor, Quantity, Weight
+
+VOCABULARY = Vocabulary((torch_training, distributed, torch_objects, itertools_words, torch_tensors))
+VERB = re.compile(r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)")
+
+
+class Machine(Iteration, Expressions, Calls, Loops, Statements):
+    """Rehearses one module in one world."""
+
+    def __init__(self, index: Index, recorder: Recorder, world: World) -> None:
+        super().__init__(index, recorder, world)
+        self.vocabulary = VOCABULARY
+        self.optimizers: list[Actor] = []
+        self.models: dict[int, Value] = {}
+        self.hooks: list[Value] = []
+        self.in_hook = False
+        self.engines: list[str] = []
+        self.backpropagated: set[int] = set()
+
+    @staticmethod
+    def uid() -> int:
+        return fresh_uid()
+
+    def call(self, call: Call) -> Value:
+        function = call.function
+        if isinstance(function, Opaque) and function.actor is not None and function.actor.role is Role.MODEL and not function.path:
+            return self.forward_of(call, function)
+        return super().call(call)
+
+    def unknown_call(self, call: Call) -> Value:
+        function = call.function
+        if isinstance(function, Opaque) and not function.path and (call.args or call.keywords or call.spread) and not VERB.search(call.name):
+            if role_of(self, function) is Role.MODEL and not self.index.is_own_name(call.name):
+                return self.forward_of(call, function)
+        made = super().unknown_call(call)
+        if isinstance(made, Opaque):
+            self._colour(made, call)
+        return made
+
+    def _colour(self, made: Opaque, call: Call) -> None:
+        """What an unfollowed call may be: a loss, by its name; new data, when it was given none."""
+        receiver = self.force(call.receiver) if call.receiver is not None else None
+        module_call = receiver is not None and role_of(self, receiver) is Role.MODEL
+        if made.forwards or made.attached or (module_call and LOSS_WORDS.search(call.name)):
+            made.attached = self.no_grad == 0
+            if LOSS_WORDS.search(call.name) and made.weight is None and self.no_grad == 0:
+                made.weight = Weight((self._implicit_mean(call.node),), known=False)
+                made.reduced = True
+                self.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
+            return
+        if self.recorder.turns and not made.born and not made.causes and self.forward is None and _may_fetch(call):
+            made.born = self.take(call.node)
+            made.causes |= {"data"}
+
+    def _implicit_mean(self, node: ast.AST) -> Factor:
+        return Factor(Quantity.UNITS, -1, None, self.recorder.text(node), self.recorder.place(node), implicit=True)
+
+    # Models.
+    def forward_of(self, call: Call, model: Value) -> Value:
+        actor = as_actor(self, model, Role.MODEL)
+        data = frozenset().union(*(_born(self.force(value)) for value in call.values)) if call.values else frozenset()
+        forwards = frozenset().union(*(_forwards(self.force(value)) for value in call.values)) if call.values else frozenset()
+        made = self.opaque(("forward", call.node.lineno, self.steps), self.recorder.text(call.node), *(value for value in call.values if isinstance(value, Opaque)))
+        made.causes |= {"loss"}
+        if self.no_grad:
+            made.forwards, made.attached = frozenset(), False
+            return made
+        if self.forward is not None or actor is None:
+            made.forwards |= forwards | ({self.forward} if self.forward is not None else set())
+            made.attached = True
+            return made
+        wrapper, bypass = self._wrapper_of(model)
+        seen = actor_of(wrapper) if wrapper is not None else actor
+        event = self.recorder.emit(
+            Kind.FORWARD, call.node, model=seen, sync=None if bypass else self.synced(wrapper or model), bypass=bypass,
+            reaches=modules_of(model) | {actor.uid}, data=tuple(sorted(data)),
+        )  # fmt: skip
+        self.models[event.index] = wrapper or model
+        if bypass:
+            self.models.pop(event.index)
+        result = self._follow_forward(model, call, event.index)
+        if result is None:
+            made.forwards = forwards | {event.index}
+            made.attached = True
+            result = made
+        else:
+            self._attach(result, event.index)
+        return result
+
+    def _wrapper_of(self, model: Value) -> tuple[Value | None, bool]:
+        """The wrapper through which a model is called, or that it goes round."""
+        if isinstance(model, Thing) and model.actor.wrapper is not Wrapper.NONE:
+            return model, False
+        raw = raw_module(model)
+        if isinstance(raw, (Thing, Instance)) and raw.wrapped_by is not None:
+            return raw.wrapped_by, True
+        owner = model.owner if isinstance(model, Opaque) else None
+        while isinstance(owner, (Opaque, Thing, Instance)):
+            if isinstance(owner, Thing) and owner.actor.wrapper is not Wrapper.NONE:
+                return owner, True
+            if isinstance(owner, (Thing, Instance)) and owner.wrapped_by is not None:
+                return owner.wrapped_by, True
+            owner = owner.owner if isinstance(owner, Opaque) else None
+        return model, False
+
+    def _follow_forward(self, model: Value, call: Call, index: int) -> Value | None:
+        raw = raw_module(model)
+        if not isinstance(raw, Instance):
+            return None
+        forward = raw.cls.find("forward")
+        if not isinstance(forward, Function) or not self.index.mentions_loss(forward.node):
+            return None
+        outer, self.forward = self.forward, index
+        try:
+            return self.call_function(bind(forward, raw), call.args, call.keywords, call.node)
+        finally:
+            self.forward = outer
+
+    def _attach(self, value: Value, index: int, depth: int = 0) -> None:
+        value = self.force(value)
+        if isinstance(value, Opaque):
+            value.forwards |= {index}
+            value.attached = True
+        elif depth < 3:
+            parts = value.items if isinstance(value, Items) else list(value.items.values()) if isinstance(value, Mapping) else ()
+            for part in parts:
+                self._attach(part, index, depth + 1)
+
+    def synced(self, model: Value) -> bool:
+        """Whether the sync flag of a wrapper is on now."""
+        raw = raw_module(model)
+        for context in self.contexts:
+            if context.kind == "no_sync" and any(self.force(one) is model or raw_module(self.force(one)) is raw for one in context.models):
+                return False
+        flag = model.sync if isinstance(model, Thing) else model.attributes.get("require_backward_grad_sync", TRUE) if isinstance(model, (Opaque, Instance)) else TRUE
+        return self.truth(flag)
+
+    def optimizers_of(self, model: Value | None) -> tuple[Actor, ...]:
+        """The optimizers known to hold this model's parameters; none when that is not known."""
+        modules = modules_of(model)
+        if any(one.base is None for one in self.optimizers):
+            return ()
+        return tuple(one for one in self.optimizers if one.base in modules)
+
+    def owners_of_gradient(self, gradient: Value) -> tuple[Actor, ...]:
+        """The optimizers that a `p.grad` belongs to."""
+        current: Value | None = gradient
+        while isinstance(current, Opaque) and current.owner is not None:
+            current = current.owner
+            owner = parameters_owner(current)
+            if owner is not None:
+                return self.optimizers_of(self.force(owner))
+            actor = actor_of(current)
+            if actor is not None and actor.role is Role.OPTIMIZER:
+                return (actor,)
+        return ()
+
+    def engine(self, call: Call) -> None:
+        """A framework's engine did the backward: what it divides and gates is not followed yet."""
+        self.engines.append(self.recorder.text(call.node))
+
+    def after_backward(self, event: Event, call: Call) -> None:
+        self.backpropagated.update(event.forwards)
+        for hook in self.hooks:
+            if isinstance(hook, Function):
+                outer, self.in_hook = self.in_hook, True
+                try:
+                    self.call_value(hook, [self.opaque(("hook", call.node.lineno), "p")])
+                finally:
+                    self.in_hook = outer
+
+    # Contexts.
+    def within_context(self, kind: str) -> bool:
+        return any(context.kind == kind for context in self.contexts)
+
+    def enter(self, context: Context, node: ast.AST) -> None:
+        self.contexts.append(context)
+        if context.kind == "no_grad":
+            self.no_grad += 1
+        elif context.kind == "no_sync":
+            self.recorder.emit(Kind.SYNC_OFF, node, model=actor_of(self.force(context.models[0])), options=frozenset({"context"}))
+
+    def leave(self, context: Context, node: ast.AST) -> None:
+        for inner in reversed(context.entered):
+            self.leave(inner, node)
+        context.entered.clear()
+        if context in self.contexts:
+            self.contexts.remove(context)
+            if context.kind == "no_grad":
+                self.no_grad -= 1
+
+    def within(self, value: Value, item: ast.withitem, body: Callable[[], Signal | None]) -> Signal | None:
+        value = self.force(value)
+        if isinstance(value, Instance):
+            return self._within_instance(value, item, body)
+        context = value if isinstance(value, Context) else Context("other")
+        given: Value = context.value if context.value is not None else context if isinstance(value, Context) else self.opaque(("as", item.context_expr.lineno), "as")
+        self.enter(context, item.context_expr)
+        try:
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, given)
+            return body()
+        finally:
+            self.leave(context, item.context_expr)
+
+    def _within_instance(self, value: Instance, item: ast.withitem, body: Callable[[], Signal | None]) -> Signal | None:
+        entered: Value = value
+        if value.cls.find("__enter__") is not None:
+            entered = self.call_value(self.attribute(value, "__enter__", item.context_expr), [])
+        if item.optional_vars is not None:
+            self.assign(item.optional_vars, entered)
+        try:
+            return body()
+        finally:
+            if value.cls.find("__exit__") is not None:
+                self.call_value(self.attribute(value, "__exit__", item.context_expr), [Known(None), Known(None), Known(None)])
+
+    # Gradients and flags.
+    def set_training_attribute(self, owner: Value, target: ast.Attribute, value: Value) -> bool:
+        if target.attr == "require_backward_grad_sync":
+            distributed.set_sync(self, owner, value, target, "flag")
+            return True
+        if target.attr == "grad" or (target.attr == "data" and isinstance(owner, Opaque) and owner.name == "grad"):
+            value = self.force(value)
+            gradient = owner if target.attr == "data" else self.attribute(owner, "grad", target)
+            targets = self.owners_of_gradient(gradient)
+            if isinstance(value, Known) and value.value is None:
+                self.recorder.emit(Kind.ZERO, target, targets=targets)
+            elif isinstance(value, Opaque) and value.weight is not None and value.weight.factors:
+                self.recorder.emit(Kind.NORMALIZE, target, targets=targets, weight=Weight(value.weight.factors))
+            return True
+        return False
+
+    def opaque_attribute(self, value: Opaque, name: str) -> Value:
+        made = super().opaque_attribute(value, name)
+        if isinstance(made, Opaque) and made.weight is None:
+            if made.name == "grad":
+                made.weight = Weight()
+            elif value.forwards and LOSS_WORDS.search(name) and value.key[0] == "forward":
+                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True),))
+                made.reduced = True
+        return made
+
+    def scale_gradient(self, target: ast.expr, op: type[ast.operator], value: Value, node: ast.AST) -> bool:
+        if op not in {ast.Mult, ast.Div} or not isinstance(target, ast.Attribute):
+            return False
+        gradient = self.force(self.eval(ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)))
+        if not isinstance(gradient, Opaque) or gradient.name != "grad":
+            return False
+        assert isinstance(node, ast.AugAssign)
+        weight = Weight(factors_of(self, value, 1 if op is ast.Mult else -1, node.value))
+        self.recorder.emit(Kind.NORMALIZE, node, targets=self.owners_of_gradient(gradient), weight=weight)
+        return True
+
+    def retained_sum(self, node: ast.AugAssign, current: Value, value: Value, result: Value) -> None:
+        value = self.force(value)
+        if isinstance(value, Opaque) and value.attached and value.forwards and value.weight is not None and not value.forwards <= self.backpropagated:
+            self.recorder.emit(Kind.RETAIN, node, forwards=tuple(sorted(value.forwards)))
+
+    def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
+        value = super()._named(target, node, value)
+        if not isinstance(value, Opaque) or not isinstance(target, (ast.Name, ast.Attribute)):
+            return value
+        name = self.recorder.text(target)
+        if value.key[0] in {"call", "part", "made", "node"} and value.actor is None:
+            value.text = name
+        self._name_loss(value, name, node)
+        return value
+
+    def _name_loss(self, value: Opaque, name: str, node: ast.AST) -> None:
+        """`_, loss = model(x, y)`: what a model returns under this name is its mean loss."""
+        if value.weight is not None or not (value.forwards or value.attached) or not LOSS_WORDS.search(name.rsplit(".", 1)[-1]):
+            return
+        direct = value.key[0] in {"part", "[]", "forward"} or (value.key[0] == "." and LOSS_WORDS.search(str(value.key[-1])) is not None)
+        if direct:
+            value.weight = Weight((Factor(Quantity.UNITS, -1, None, name, self.recorder.place(node), implicit=True),))
+            value.reduced = True
+
+    def _part(self, value: Value, at: int, target: ast.expr) -> Value:
+        made = super()._part(value, at, target)
+        if isinstance(made, Opaque) and isinstance(target, (ast.Name, ast.Attribute)):
+            self._name_loss(made, self.recorder.text(target), target)
+        return made
+
+
+def _may_fetch(call: Call) -> bool:
+    """Whether an unfollowed call may give new data: not when it asks the system or a setting."""
+    return not call.path.startswith(("os", "torch.cuda", "torch.distributed", "math", "logging", "time", "sys", "torch.device", "warnings", "numpy.prod"))
+
+
+def _born(value: Value) -> frozenset[int]:
+    if isinstance(value, Opaque):
+        return value.born
+    if isinstance(value, Items):
+        return frozenset().union(*(_born(item) for item in value.items)) if value.items else frozenset()
+    if isinstance(value, Mapping):
+        return frozenset().union(*(_born(item) for item in value.items.values())) if value.items else frozenset()
+    return frozenset()
+
+
+def _forwards(value: Value) -> frozenset[int]:
+    if isinstance(value, Opaque):
+        return value.forwards
+    if isinstance(value, Items):
+        return frozenset().union(*(_forwards(item) for item in value.items)) if value.items else frozenset()
+    return frozenset()
+
+
+__all__ = ["Any", "Machine", "is_tensor", "replace"]

@@ -1,0 +1,12 @@
+"""Names that Python itself provides."""
+
+from __future__ import annotations
+
+BUILTINS = frozenset(
+    {
+        "abs", "all", "any", "bool", "dict", "enumerate", "filter", "float", "getattr", "hasattr", "int", "isinstance", "issubclass", "iter",
+        "len", "list", "map", "max", "min", "next", "object", "open", "print", "range", "reversed", "round", "set", "setattr", "sorted", "str",
+        "sum", "super", "tuple", "type", "zip", "divmod", "callable", "vars", "id", "repr", "slice", "staticmethod", "classmethod", "property",
+        "Exception", "ValueError", "RuntimeError", "StopIteration", "KeyError", "TypeError", "NotImplementedError", "AssertionError",
+    }
+)  # fmt: skip

@@ -1,0 +1,94 @@
+"""Writes down what happens in a rehearsal, as events."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+from accumlint.trace import Event, Evidence, Guard, Kind, Place, Turn
+
+LONGEST_TEXT = 80
+
+
+@dataclass(slots=True)
+class OpenTurn:
+    """A turn of a loop that is being rehearsed."""
+
+    line: int
+    index: int
+    entry: int
+    last: bool = False
+    endless: bool = False
+    micro_batch: int | None = None
+    own_data: bool = False  # new data was taken in this very turn
+
+    def closed(self) -> Turn:
+        return Turn(self.line, self.index, self.entry, self.last, self.endless)
+
+
+@dataclass
+class Recorder:
+    """The events so far, and the loops and conditions that are open around the statement being rehearsed."""
+
+    path: str
+    lines: tuple[str, ...]
+    events: list[Event] = field(default_factory=list)
+    turns: list[OpenTurn] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    facts: dict[str, list[Evidence]] = field(default_factory=dict)
+    entries: dict[int, int] = field(default_factory=dict)
+    micro_batches: int = 0
+
+    def place(self, node: ast.AST) -> Place:
+        line = getattr(node, "lineno", 1)
+        return Place(self.path, line, getattr(node, "col_offset", 0) + 1, getattr(node, "end_lineno", line) or line, (getattr(node, "end_col_offset", 0) or 0) + 1)
+
+    def text(self, node: ast.AST) -> str:
+        """The source of a node as one short line."""
+        try:
+            text = " ".join(ast.unparse(node).split())
+        except (RecursionError, ValueError):
+            return ""
+        return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+
+    def fact(self, name: str, node: ast.AST, text: str = "") -> None:
+        place = self.place(node)
+        known = self.facts.setdefault(name, [])
+        if all(one.place != place for one in known):
+            known.append(Evidence(place, text or self.text(node)))
+
+    def new_data(self) -> int:
+        """New data was taken in the innermost turn: it begins a micro-batch unless that turn already has one."""
+        for turn in reversed(self.turns):
+            if turn.micro_batch is None:
+                self.micro_batches += 1
+                turn.micro_batch = self.micro_batches
+            turn.own_data = True
+            return turn.micro_batch
+        if self.micro_batches == 0:
+            self.micro_batches = 1
+        return self.micro_batches
+
+    def micro_batch(self) -> int:
+        """The micro-batch that an event happening now belongs to."""
+        for turn in reversed(self.turns):
+            if turn.micro_batch is not None:
+                return turn.micro_batch
+        if not self.turns:
+            return self.micro_batches
+        return self.new_data()
+
+    def emit(self, kind: Kind, node: ast.AST, **fields: Any) -> Event:
+        event = Event(
+            index=len(self.events),
+            kind=kind,
+            place=self.place(node),
+            micro_batch=self.micro_batch(),
+            turns=tuple(turn.closed() for turn in self.turns),
+            text=self.text(node),
+            guards=tuple(self.guards),
+            **fields,
+        )
+        self.events.append(event)
+        return event

@@ -1,0 +1,286 @@
+"""Rehearses the training loops of a module, in every world that can matter."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from accumlint.source.reading.index import FunctionNode, Index
+from accumlint.source.reading.parse import Source
+from accumlint.source.rehearsal.calls import SourceRaised
+from accumlint.source.rehearsal.evidence import gather
+from accumlint.source.rehearsal.machine import Machine
+from accumlint.source.rehearsal.record import OpenTurn, Recorder
+from accumlint.source.rehearsal.state import Leave
+from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Value
+from accumlint.source.rehearsal.worlds import MOST_WORLDS, Knowledge, OutOfSteps, Restart, World
+from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
+
+MOST_RESTARTS = 12
+COUNTER_NAMES = frozenset(
+    {"i", "it", "idx", "iter", "iteration", "step", "batch_idx", "batch_i", "n_iter", "iter_num", "global_step", "i_batch", "batch_index", "iters", "ni", "step_idx"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the configuration tells the rehearsal."""
+
+    accumulation_names: tuple[str, ...] = ()
+    wrappers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    objective: str = "token"
+
+
+@dataclass
+class Rehearsal:
+    """The training loops that one entry of a module reaches; `traces(k)` rehearses them."""
+
+    source: Source
+    index: Index
+    options: Options
+    entry: FunctionNode | None  # None: the module's own statements
+    covered: set[int] = field(default_factory=set)
+    limits: list[str] = field(default_factory=list)
+    _traces: dict[int, tuple[Trace, ...]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        return self.source.path
+
+    @property
+    def function(self) -> str:
+        return self.entry.name if self.entry is not None else "<module>"
+
+    @cached_property
+    def place(self) -> Place:
+        traces = self.traces(3)
+        if traces:
+            return traces[0].place
+        return Place(self.path, self.entry.lineno if self.entry is not None else 1)
+
+    def traces(self, k: int) -> tuple[Trace, ...]:
+        """One trace a loop and world; those of the first world (empty `settings`) first."""
+        if k not in self._traces:
+            self._traces[k] = tuple(self._rehearse(k))
+        return self._traces[k]
+
+    def _rehearse(self, k: int) -> Iterator[Trace]:
+        knowledge = Knowledge(named=self.options.accumulation_names)
+        first = self._run(World(k, knowledge))
+        if first is None:
+            return
+        yield from self._traces_of(first, ())
+        flips = sorted((answer for answer in first.world.answers.values() if answer.flips), key=lambda answer: -answer.weight)
+        if len(flips) >= MOST_WORLDS:
+            self.limits.append(f"{len(flips)} unknown settings: {MOST_WORLDS - 1} of them were flipped")
+        for answer in flips[: MOST_WORLDS - 1]:
+            other = self._run(World(k, knowledge, forced={answer.key: not answer.holds}))
+            if other is not None:
+                yield from self._traces_of(other, ((answer.text, "false" if answer.holds else "true"),))
+
+    def _run(self, world: World) -> Machine | None:
+        """Rehearses in one world, again from the start whenever something is learnt."""
+        for _ in range(MOST_RESTARTS):
+            machine = Machine(self.index, Recorder(self.path, self.source.lines), world)
+            try:
+                self._enter(machine)
+            except Restart:
+                world.answers.clear()
+                continue
+            except SourceRaised:
+                return None
+            except OutOfSteps:
+                self.limits.append(f"out of steps in {self.function}")
+                return None
+            except (RecursionError, Leave):
+                self.limits.append(f"too deep in {self.function}")
+                return None
+            self.covered |= machine.covered
+            if machine.engines:
+                self.limits.append(f"a framework's engine does the backward: {machine.engines[0]}")
+                return None if self._engines_only(machine) else machine
+            return machine
+        return None
+
+    @staticmethod
+    def _engines_only(machine: Machine) -> bool:
+        return True
+
+    def _enter(self, machine: Machine) -> None:
+        if self.entry is None:
+            machine.block(self.source.tree.body)
+            return
+        quiet = [node for node in self.source.tree.body if not machine.index.kinds(node) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        machine.block(quiet)
+        owner = self.index.owner.get(self.entry)
+        function = self._bound(machine, owner) if owner is not None else machine.globals.find(self.entry.name)
+        if not isinstance(function, Function):
+            function = machine.function(self.entry, None)  # type: ignore[assignment]
+        assert isinstance(function, Function)
+        if self.index.reaches_backward_in_loop(self.entry):
+            machine.call_function(function, [], {}, None)
+        else:
+            self._drive(machine, function)
+
+    def _bound(self, machine: Machine, owner: ast.ClassDef) -> Value | None:
+        assert self.entry is not None
+        cls = machine.globals.find(owner.name)
+        if not isinstance(cls, Class):
+            return None
+        call = ast.copy_location(ast.Call(ast.Name(owner.name, ast.Load()), [], []), owner)
+        instance = machine.call_value(cls, [], call)
+        return machine.attribute(instance, self.entry.name, self.entry) if isinstance(instance, Instance) else None
+
+    def _drive(self, machine: Machine, function: Function) -> None:
+        """A function that does one micro-batch, called by code that is not here: 2K+1 calls, and no tail is judged."""
+        assert self.entry is not None
+        names = [argument.arg for argument in function.node.args.args]
+        if function.bound is not None:
+            names = names[1:]
+        for at in range(machine.world.batches):
+            machine.recorder.turns.append(OpenTurn(self.entry.lineno, at, 0, endless=True))
+            try:
+                args: list[Value] = [Known(at) if name in COUNTER_NAMES else machine.parameter(function, name) for name in names]
+                machine.recorder.new_data()
+                machine.call_function(function, args, {}, None)
+            finally:
+                machine.recorder.turns.pop()
+
+    def _traces_of(self, machine: Machine, settings: tuple[tuple[str, str], ...]) -> Iterator[Trace]:
+        facts: dict[str, list[Evidence]] = {name: list(evidence) for name, evidence in machine.recorder.facts.items()}
+        for name, evidence in gather(self.index, machine.recorder).items():
+            facts.setdefault(name, []).extend(evidence)
+        for events in split_by_loop(machine.recorder.events):
+            if not any(event.kind is Kind.BACKWARD for event in events):
+                continue
+            accumulation = _accumulation(machine, events)
+            first = next(event for event in events if event.kind is Kind.BACKWARD)
+            line = first.turns[0].line if first.turns else first.place.line
+            driven = self.entry is not None and not self.index.reaches_backward_in_loop(self.entry)
+            own = {name: tuple(found) for name, found in facts.items()}
+            if _means_to_accumulate(events, accumulation):
+                own["means-to-accumulate"] = (Evidence(first.place, "K"),)
+            yield Trace(
+                path=self.path, place=Place(self.path, line), function=self.function, events=events, accumulation=accumulation,
+                settings=settings, facts=own, judges_tail=not driven, limits=tuple(dict.fromkeys(machine.limits)),
+            )  # fmt: skip
+
+
+def split_by_loop(events: list[Event]) -> list[tuple[Event, ...]]:
+    """The events of each outermost loop; what stands between loops goes with the next one, what stands last with the last."""
+    groups: list[list[Event]] = []
+    pending: list[Event] = []
+    current: int | None = None
+    for event in events:
+        line = event.turns[0].line if event.turns else None
+        if line is None:
+            pending.append(event)
+            continue
+        if line != current or not groups:
+            groups.append([])
+            current = line
+        groups[-1].extend(pending)
+        pending.clear()
+        groups[-1].append(event)
+    if pending:
+        (groups[-1] if groups else groups.append([]) or groups[-1]).extend(pending)
+    return [_renumbered(group) for group in groups]
+
+
+def _renumbered(events: list[Event]) -> tuple[Event, ...]:
+    number = {event.index: at for at, event in enumerate(events)}
+    return tuple(
+        replace(event, index=number[event.index], forwards=tuple(number[one] for one in event.forwards if one in number)) for event in events
+    )
+
+
+def _accumulation(machine: Machine, events: tuple[Event, ...]) -> Accumulation | None:
+    """K as the source spells it: the setting that was found to be K, the one that divides the loss first."""
+    known = machine.world.knowledge.accumulations
+    for event in events:
+        for factor in event.weight.factors if event.weight is not None else ():
+            if any(root.text == factor.root for root in known.values()):
+                return Accumulation(factor.root, machine.world.k, factor.place)
+    for root in known.values():
+        return Accumulation(root.text, machine.world.k)
+    return None
+
+
+def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation | None) -> bool:
+    if any(event.kind is Kind.SYNC_OFF for event in events):
+        return True
+    if accumulation is None:
+        return False
+    return any(
+        factor.root == accumulation.text
+        for event in events
+        if event.kind in {Kind.BACKWARD, Kind.NORMALIZE} and event.weight is not None
+        for factor in event.weight.factors
+    )
+
+
+def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehearsal]:
+    """A rehearsal for every outermost piece of the module that reaches a backward."""
+    index = Index(source.tree)
+    chosen = options or Options()
+    backwards = {id(node): node for node in ast.walk(source.tree) if isinstance(node, ast.Call) and Kind.BACKWARD in index._call_kinds(node)}
+    if not backwards:
+        return
+    covered: set[int] = set()
+    if any(Kind.BACKWARD in index.kinds(node) for node in source.tree.body if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))):
+        rehearsal = Rehearsal(source, index, chosen, None)
+        if _works(rehearsal):
+            yield rehearsal
+        covered |= rehearsal.covered
+    for entry in outermost(index):
+        own = {id(node) for node in backwards.values() if _reaches(index, entry, node)}
+        if not own or own <= covered:
+            continue
+        rehearsal = Rehearsal(source, index, chosen, entry)
+        if _works(rehearsal):
+            yield rehearsal
+        covered |= rehearsal.covered
+
+
+def _works(rehearsal: Rehearsal) -> bool:
+    """Rehearses once; what the interpreter cannot take is passed over in silence, never a crash."""
+    try:
+        rehearsal.traces(3)
+    except Exception:
+        if os.environ.get("ACCUMLINT_DEBUG"):
+            raise
+        return False
+    return True
+
+
+def outermost(index: Index) -> list[FunctionNode]:
+    """The functions that reach a backward, callers before those they call."""
+    reaching = [function for functions in index.functions.values() for function in functions if Kind.BACKWARD in index.kinds(function)]
+    called: dict[int, int] = {}
+    for function in reaching:
+        for part in ast.walk(function):
+            if isinstance(part, ast.Call):
+                for callee in index.callees(part):
+                    if callee is not function:
+                        called[id(callee)] = called.get(id(callee), 0) + 1
+    nested = {id(part) for function in reaching for part in ast.walk(function) if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    return sorted((function for function in reaching if id(function) not in nested), key=lambda function: (called.get(id(function), 0) > 0, function.lineno))
+
+
+def _reaches(index: Index, entry: FunctionNode, call: ast.Call) -> bool:
+    """Whether a backward call stands in a function or in one that it calls."""
+    pending, seen = [entry], set()
+    while pending:
+        function = pending.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        for part in ast.walk(function):
+            if part is call:
+                return True
+            if isinstance(part, ast.Call):
+                pending.extend(index.callees(part))
+    return False

@@ -1,0 +1,261 @@
+"""The state of a rehearsal, and the questions that every part of the interpreter asks of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from accumlint.source.reading.index import Index
+from accumlint.source.rehearsal.record import Recorder
+from accumlint.source.rehearsal.values import (
+    FALSE,
+    NO_ROOTS,
+    TRUE,
+    Builtin,
+    Context,
+    Function,
+    Key,
+    Known,
+    Opaque,
+    Phi,
+    Root,
+    Value,
+    key_of,
+)
+from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps, World
+from accumlint.trace import Kind
+
+DEEPEST_CALL = 14
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """The names of one running function."""
+
+    names: dict[str, Value] = field(default_factory=dict)
+    parent: Frame | None = None
+    function: Function | None = None
+    depth: int = 0
+    declared_global: set[str] = field(default_factory=set)
+    declared_nonlocal: set[str] = field(default_factory=set)
+    yields: Any = None  # what to call with each yielded value
+
+    def find(self, name: str) -> Value | None:
+        frame: Frame | None = self
+        while frame is not None:
+            found = frame.names.get(name)
+            if found is not None:
+                return found
+            frame = frame.parent
+        return None
+
+    @property
+    def top(self) -> Frame:
+        frame = self
+        while frame.parent is not None:
+            frame = frame.parent
+        return frame
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """How a block of statements was left."""
+
+    kind: str  # break | continue | return | raise
+    value: Value | None = None
+
+
+BREAK = Signal("break")
+CONTINUE = Signal("continue")
+
+
+class Leave(Exception):
+    """A loop or with body that runs inside a generator's yield was left."""
+
+    def __init__(self, signal: Signal, owner: object) -> None:
+        super().__init__(signal.kind)
+        self.signal = signal
+        self.owner = owner
+
+
+@dataclass(slots=True)
+class Call:
+    """A call with its arguments evaluated. `path` is the dotted import path of what is called, "" when unknown."""
+
+    node: ast.Call
+    name: str
+    path: str
+    function: Value
+    receiver: Value | None
+    args: list[Value]
+    keywords: dict[str, Value]
+    spread: bool = False  # *args or **kwargs that could not be unpacked
+
+    def argument(self, position: int, *names: str) -> Value | None:
+        for name in names:
+            if name in self.keywords:
+                return self.keywords[name]
+        return self.args[position] if position < len(self.args) else None
+
+    @property
+    def values(self) -> list[Value]:
+        return [*self.args, *self.keywords.values()]
+
+
+class State:
+    """What the parts of the interpreter share. Each part adds the methods declared here without a body."""
+
+    def __init__(self, index: Index, recorder: Recorder, world: World) -> None:
+        self.index = index
+        self.recorder = recorder
+        self.world = world
+        self.globals = Frame()
+        self.frame = self.globals
+        self.steps = 0
+        self.running: list[ast.AST] = []
+        self.journal: list[tuple[dict[Any, Value], Any, Value | None]] | None = None
+        self.forward: int | None = None  # the FORWARD event whose module body is being followed
+        self.no_grad = 0
+        self.contexts: list[Context] = []
+        self.limits: list[str] = []
+        self.covered: set[int] = set()  # ids of the backward calls that were reached
+        self.touched: dict[Key, str] = {}
+
+    # Provided by the other parts of the interpreter.
+    def eval(self, node: ast.expr) -> Value:
+        raise NotImplementedError
+
+    def block(self, statements: Sequence[ast.stmt]) -> Signal | None:
+        raise NotImplementedError
+
+    def call(self, call: Call) -> Value:
+        raise NotImplementedError
+
+    def call_value(self, function: Value, args: list[Value], node: ast.Call | None = None, keywords: dict[str, Value] | None = None) -> Value:
+        raise NotImplementedError
+
+    def attribute(self, value: Value, name: str, node: ast.AST) -> Value:
+        raise NotImplementedError
+
+    def item(self, value: Value, key: Value, node: ast.AST) -> Value:
+        raise NotImplementedError
+
+    def assign(self, target: ast.expr, value: Value) -> None:
+        raise NotImplementedError
+
+    def each(self, value: Value, node: ast.AST, limit: int | None = None) -> list[Value]:
+        raise NotImplementedError
+
+    def forward_of(self, call: Call, model: Value) -> Value:
+        raise NotImplementedError
+
+    # Shared by all parts.
+    def tick(self) -> None:
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise OutOfSteps
+
+    def opaque(self, key: Key, text: str = "", *parts: Value | None, **fields: Any) -> Opaque:
+        """An Opaque that inherits from its parts what they depend on."""
+        causes: frozenset[str] = frozenset()
+        forwards: frozenset[int] = frozenset()
+        born: frozenset[int] = frozenset()
+        gates = NO_ROOTS
+        agreed = False
+        for part in parts:
+            if isinstance(part, Opaque):
+                causes |= part.causes
+                forwards |= part.forwards
+                born |= part.born
+                gates |= part.gates
+                agreed = agreed or part.agreed
+            elif isinstance(part, Known):
+                gates |= part.gates
+        base: dict[str, Any] = {"causes": causes, "forwards": forwards, "born": born, "gates": gates, "agreed": agreed}
+        base.update(fields)
+        return Opaque(key, text, **base)
+
+    def force(self, value: Value) -> Value:
+        """Answers the condition that a value hangs on."""
+        while isinstance(value, Phi):
+            value = value.then if self.holds(value.condition, self._prefers_then(value)) else value.otherwise
+        return value
+
+    def _prefers_then(self, phi: Phi) -> bool:
+        """Features on first: the side that is something rather than nothing."""
+        return not self._is_nothing(phi.then) or self._is_nothing(phi.otherwise)
+
+    @staticmethod
+    def _is_nothing(value: Value) -> bool:
+        if isinstance(value, Known):
+            return value.value is None or value.value is False
+        return (isinstance(value, Context) and value.kind == "null") or (isinstance(value, Builtin) and value.name == "nullcontext")
+
+    def truth(self, value: Value, preference: bool = True, *, flips: bool = True, weight: int = 0) -> bool:
+        """Whether a value is true here; an unknown one is decided as preferred and stays so."""
+        value = self.force(value)
+        if isinstance(value, Known):
+            try:
+                return bool(value.value)
+            except Exception:  # a constant whose truth Python refuses
+                return preference
+        if isinstance(value, Opaque):
+            return self.holds(value, preference, flips=flips, weight=weight)
+        items = getattr(value, "items", None)
+        if isinstance(items, (list, dict)) and not getattr(value, "open", False):
+            return bool(items)
+        return True
+
+    def holds(self, condition: Opaque, preference: bool, *, flips: bool = True, weight: int = 0) -> bool:
+        if condition.negated is not None:
+            return not self.truth(condition.negated, not preference, flips=flips, weight=weight)
+        if condition.conjunction:
+            kind, *parts = condition.conjunction
+            assert isinstance(kind, Known)
+            answers = (self.truth(part, preference, flips=flips, weight=weight) for part in parts)
+            return all(answers) if kind.value == "and" else any(answers)
+        personal = bool(condition.causes & {"data", "loss", "rank", "clock", "memory"})
+        return self.world.decide(condition.key, condition.text, preference, flips=flips and not personal, weight=weight)
+
+    def number(self, value: Value, *, role: str = "") -> Known | None:
+        """The value as a number, if it has one here; an open setting gets the number of this world.
+
+        `role` "modulus" or "bound" lets the name of a setting that nothing else has told about decide that it is K.
+        """
+        value = self.force(value)
+        if isinstance(value, Known):
+            return value if isinstance(value.value, (int, float)) else None
+        if not isinstance(value, Opaque) or value.forwards or value.born or value.quantity is not None:
+            return None
+        root = Root(value.key, value.text)
+        if role and root.key not in self.world.knowledge.accumulations and self.world.knowledge.is_accumulation_name(value.text):
+            self.world.knowledge.accumulations[root.key] = root
+        chosen = self.world.number(root)
+        return None if chosen is None else Known(chosen, frozenset({root}), root)
+
+    def rooted(self, value: int, root: Root) -> Known:
+        """A named constant: open, so K's value where it turns out to be K."""
+        chosen = self.world.number(root)
+        return Known(value if chosen is None else chosen, frozenset({root}), root)
+
+    def gates_update(self, node: Sequence[ast.stmt]) -> bool:
+        """Whether statements hold a step or a zero but no backward: what a boundary guards."""
+        kinds = self.index.kinds(node)
+        return bool(kinds & {Kind.STEP, Kind.ZERO, Kind.SCALER_UPDATE}) and Kind.BACKWARD not in kinds
+
+    def write(self, store: dict[Any, Value], key: Any, value: Value) -> None:
+        """Assigns into an object's attributes so that an untaken branch can be undone."""
+        if self.journal is not None:
+            self.journal.append((store, key, store.get(key)))
+        store[key] = value
+
+    def key(self, *values: Value) -> Key:
+        return tuple(key_of(value) for value in values)
+
+    @staticmethod
+    def boolean(value: bool, source: Value | None = None) -> Known:
+        if isinstance(source, Known) and (source.roots or source.gates):
+            return Known(value, source.roots, None, source.gates)
+        return TRUE if value else FALSE

@@ -1,0 +1,104 @@
+"""The answers a rehearsal gives to what the code leaves open: numbers and conditions.
+
+K is the same small number wherever its setting appears; a loader has 2K+1 batches; every other condition on a setting is
+answered once and kept. What was learnt while rehearsing (which setting is K, which loader K divides) restarts the
+rehearsal, so that the whole of it is consistent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from accumlint.source.reading.index import ACCUMULATION_NAME
+from accumlint.source.rehearsal.values import Key, Root
+
+PERIOD = 5  # an unknown period (save every n steps): coprime to both values of K
+OUTER_TURNS = 2
+MOST_WORLDS = 10
+MOST_STEPS = 60_000
+
+
+class Restart(Exception):
+    """Something was learnt that earlier statements should have known."""
+
+
+class OutOfSteps(Exception):
+    """The rehearsal used up its budget."""
+
+
+@dataclass
+class Knowledge:
+    """What is learnt over the rehearsals of one training loop; it only grows."""
+
+    accumulations: dict[Key, Root] = field(default_factory=dict)
+    named: tuple[str, ...] = ()  # further names of K, from the configuration
+    divisible: set[Key] = field(default_factory=set)  # lengths that K is asserted to divide
+    lengths: set[Key] = field(default_factory=set)  # numbers that bound a loop over data
+
+    def learn_accumulation(self, root: Root) -> None:
+        if root.key not in self.accumulations:
+            self.accumulations[root.key] = root
+            raise Restart(root.text)
+
+    def learn_divisible(self, root: Root) -> None:
+        if root.key not in self.divisible:
+            self.divisible.add(root.key)
+            raise Restart(root.text)
+
+    def learn_length(self, root: Root) -> None:
+        if root.key not in self.lengths:
+            self.lengths.add(root.key)
+            raise Restart(root.text)
+
+    def is_accumulation_name(self, text: str) -> bool:
+        last = text.rstrip("()]'\"").rsplit(".", 1)[-1].rsplit("[", 1)[-1].strip("'\"")
+        return bool(ACCUMULATION_NAME.search(last)) or last in self.named
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How an unknown condition was answered. `flips` says that the other answer deserves a world of its own."""
+
+    key: Key
+    text: str
+    holds: bool
+    flips: bool
+    weight: int = 0
+
+
+@dataclass
+class World:
+    """One consistent set of answers."""
+
+    k: int
+    knowledge: Knowledge
+    forced: dict[Key, bool] = field(default_factory=dict)
+    answers: dict[Key, Answer] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> int:
+        return 2 * self.k + 1
+
+    def number(self, root: Root) -> int | None:
+        """The number that an open setting has in this world."""
+        if root.key in self.knowledge.accumulations:
+            return self.k
+        if root.key in self.knowledge.divisible:
+            return 2 * self.k
+        if root.kind == "length" or root.key in self.knowledge.lengths:
+            return self.batches
+        return root.default
+
+    def decide(self, key: Key, text: str, preference: bool, *, flips: bool, weight: int = 0) -> bool:
+        """The answer to a condition: the one given before, the one this world is about, or the preferred one."""
+        given = self.answers.get(key)
+        if given is not None:
+            return given.holds
+        holds = self.forced.get(key, preference)
+        self.answers[key] = Answer(key, text, holds, flips, weight)
+        return holds
+
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """The answers as a person reads them, the forced ones first."""
+        ordered = sorted(self.answers.values(), key=lambda answer: answer.key not in self.forced)
+        return tuple((answer.text, "true" if answer.holds else "false") for answer in ordered if answer.flips)

@@ -1,0 +1,1 @@
+"""What the calls of each framework do: one file a framework."""

@@ -1,0 +1,199 @@
+"""torch.distributed: wrappers, the sync flag and its contexts, collectives, ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from accumlint.source.rehearsal.values import FALSE, NONE, TRUE, Context, Instance, Items, Known, Opaque, Thing, Value, actor_of
+from accumlint.source.vocabulary.base import Handler, as_actor, raw_module, receiver_of, role_of
+from accumlint.trace import Actor, Kind, Role, Wrapper
+from accumlint.weight import Factor, Quantity, Weight
+
+if TYPE_CHECKING:
+    from accumlint.source.rehearsal.machine import Machine
+    from accumlint.source.rehearsal.state import Call
+
+
+def ddp(state: Machine, call: Call) -> Value | None:
+    """`DistributedDataParallel(model)`."""
+    kind = Wrapper.APEX_DDP if call.path.startswith("apex") or "delay_allreduce" in call.keywords else Wrapper.DDP
+    return wrap(state, call, kind)
+
+
+def fsdp(state: Machine, call: Call) -> Value | None:
+    return wrap(state, call, Wrapper.FSDP1)
+
+
+def fully_shard(state: Machine, call: Call) -> Value | None:
+    """FSDP2 changes the module in place."""
+    inner = state.force(call.args[0]) if call.args else NONE
+    actor = as_actor(state, inner, Role.MODEL)
+    if actor is not None and isinstance(inner, (Thing, Instance, Opaque)):
+        inner.actor = replace(actor, wrapper=Wrapper.FSDP2)
+    return inner
+
+
+def wrap(state: Machine, call: Call, kind: Wrapper) -> Value | None:
+    inner = state.force(call.args[0] if call.args else call.keywords.get("module", NONE))
+    raw = raw_module(inner)
+    as_actor(state, raw, Role.MODEL)
+    base = actor_of(raw)
+    options: set[str] = set()
+    static = state.force(call.keywords["static_graph"]) if "static_graph" in call.keywords else None
+    if isinstance(static, Known) and static.value:
+        options.add("static_graph")
+    group = state.force(call.keywords["process_group"]) if "process_group" in call.keywords else None
+    if group is not None and not (isinstance(group, Known) and group.value is None):
+        options.add("process_group")
+    if state.journal is not None or any(guard.cause in {"setting", "unknown"} for guard in state.recorder.guards):
+        options.add("optional")
+    name = base.name if base is not None else "model"
+    made = Thing(Actor(state.uid(), name, Role.MODEL, kind, base.uid if base is not None else None, True, frozenset(options)), inner=inner)
+    if isinstance(raw, (Thing, Instance)):
+        raw.wrapped_by = made
+    state.recorder.fact("distributed", call.node)
+    return made
+
+
+def no_sync(state: Machine, call: Call) -> Value | None:
+    owner = state.force(receiver_of(call) or NONE)
+    if isinstance(owner, Instance) and owner.cls.find("no_sync") is not None:
+        return None
+    if isinstance(owner, Opaque) and (actor_of(owner) is None or not actor_of(owner).known):  # type: ignore[union-attr]
+        actor = as_actor(state, owner, Role.MODEL)
+        if actor is not None and actor.wrapper is Wrapper.NONE:
+            kind = Wrapper.DDP if state.index.uses_ddp and not state.index.uses_fsdp else Wrapper.UNKNOWN
+            owner.actor = replace(actor, wrapper=kind)
+    return Context("no_sync", (owner,), place=call.node)
+
+
+def null_context(state: Machine, call: Call) -> Value | None:
+    return Context("null")
+
+
+def no_grad(state: Machine, call: Call) -> Value | None:
+    if call.name == "set_grad_enabled" and call.args:
+        enabled = state.force(call.args[0])
+        return Context("other" if not isinstance(enabled, Known) or enabled.value else "no_grad")
+    return Context("no_grad")
+
+
+def exit_stack(state: Machine, call: Call) -> Value | None:
+    return Context("stack")
+
+
+def scale_loss(state: Machine, call: Call) -> Value | None:
+    """apex: `with amp.scale_loss(loss, optimizer) as scaled`: unscales by itself at the end of the block."""
+    value = state.force(call.args[0]) if call.args else NONE
+    return Context("scaled", value=value, place=call.node)
+
+
+def sync_flag(state: Machine, call: Call) -> Value | None:
+    """FSDP2: `model.set_requires_gradient_sync(flag)`."""
+    owner = state.force(receiver_of(call) or NONE)
+    flag = state.force(call.args[0]) if call.args else TRUE
+    actor = as_actor(state, owner, Role.MODEL)
+    if isinstance(owner, (Thing, Instance, Opaque)) and actor is not None:
+        if actor.wrapper is Wrapper.NONE:
+            owner.actor = replace(actor, wrapper=Wrapper.FSDP2)
+        set_sync(state, owner, flag, call.node, "flag")
+    return NONE
+
+
+def set_sync(state: Machine, owner: Value, flag: Value, node: object, option: str) -> None:
+    import ast
+
+    assert isinstance(node, ast.AST)
+    on = state.truth(flag)
+    if isinstance(owner, Thing):
+        owner.sync = TRUE if on else FALSE
+    elif isinstance(owner, (Opaque, Instance)):
+        owner.attributes["require_backward_grad_sync"] = TRUE if on else FALSE
+    state.recorder.emit(Kind.SYNC_ON if on else Kind.SYNC_OFF, node, model=actor_of(owner), options=frozenset({option}))
+
+
+def all_reduce(state: Machine, call: Call) -> Value | None:
+    """Of a gradient: a reduction by hand. Of anything else: the value agrees between ranks afterwards."""
+    value = state.force(call.args[0]) if call.args else NONE
+    if isinstance(value, Opaque) and value.name == "grad":
+        state.recorder.fact("manual-reduce", call.node)
+        state.recorder.emit(Kind.REDUCE, call.node, options=frozenset({"manual"}))
+        return NONE
+    state.recorder.fact("distributed", call.node)
+    if isinstance(value, Opaque):
+        value.agreed = True
+        if value.quantity is Quantity.WINDOW_UNITS or (value.quantity is Quantity.UNITS and not state.recorder.turns):
+            value.quantity = Quantity.GLOBAL_UNITS
+            value.weight = Weight((Factor(Quantity.GLOBAL_UNITS, 1, None, value.text, state.recorder.place(call.node), guarded=value.guarded),))
+    return value if isinstance(value, Opaque) else NONE
+
+
+def gathered(state: Machine, call: Call) -> Value | None:
+    for value in call.args:
+        value = state.force(value)
+        if isinstance(value, Items):
+            made = state.opaque(("gathered", id(value)), "gathered", *call.args, agreed=True)
+            value.items[:] = [made]
+            value.open = True
+    return NONE
+
+
+def broadcast(state: Machine, call: Call) -> Value | None:
+    for value in call.args:
+        value = state.force(value)
+        if isinstance(value, Opaque):
+            value.agreed = True
+        if isinstance(value, Items):
+            for item in value.items:
+                if isinstance(item, Opaque):
+                    item.agreed = True
+    return NONE
+
+
+def rank(state: Machine, call: Call) -> Value | None:
+    return state.opaque(("call", call.name), state.recorder.text(call.node), causes=frozenset({"rank"}), name="rank")
+
+
+def world_size(state: Machine, call: Call) -> Value | None:
+    state.recorder.fact("distributed", call.node)
+    text = state.recorder.text(call.node)
+    weight = Weight((Factor(Quantity.WORLD, 1, None, text, state.recorder.place(call.node)),))
+    return state.opaque(("call", "world_size"), text, quantity=Quantity.WORLD, weight=weight, name="world_size")
+
+
+def clock(state: Machine, call: Call) -> Value | None:
+    return state.opaque(("call", call.name, state.steps), call.name, causes=frozenset({"clock"})) if call.path.startswith("time.") else None
+
+
+def memory(state: Machine, call: Call) -> Value | None:
+    return state.opaque(("call", call.name, state.steps), call.name, causes=frozenset({"memory"}))
+
+
+def manual_reduction(state: Machine, call: Call) -> Value | None:
+    """`all_reduce_gradients(model)`, `average_gradients(model)`: a helper nobody can see into."""
+    state.recorder.fact("manual-reduce", call.node)
+    state.recorder.emit(Kind.REDUCE, call.node, options=frozenset({"manual"}))
+    return NONE
+
+
+def same_iterable(state: Machine, call: Call) -> Value | None:
+    """Unknown wrappers of a loader are loaders: `tqdm(loader)`, `logger.log_every(loader, n)`."""
+    if role_of(state, receiver_of(call)) is not None:
+        return None
+    first = state.force(call.args[0]) if call.args else None
+    return first if first is not None and not isinstance(first, Known) else None
+
+
+FUNCTIONS: dict[str, Handler] = {
+    "DistributedDataParallel": ddp, "DDP": ddp, "DistributedDataParallelCPU": ddp, "FullyShardedDataParallel": fsdp, "FSDP": fsdp,
+    "fully_shard": fully_shard, "nullcontext": null_context, "suppress": null_context, "no_grad": no_grad, "inference_mode": no_grad,
+    "set_grad_enabled": no_grad, "ExitStack": exit_stack, "scale_loss": scale_loss, "all_reduce": all_reduce, "all_gather": gathered,
+    "all_gather_object": gathered, "broadcast": broadcast, "broadcast_object_list": broadcast, "get_rank": rank, "get_world_size": world_size,
+    "time": clock, "perf_counter": clock, "monotonic": clock, "memory_allocated": memory, "memory_reserved": memory, "max_memory_allocated": memory,
+    "all_reduce_gradients": manual_reduction, "average_gradients": manual_reduction, "reduce_gradients": manual_reduction,
+    "all_reduce_and_rescale_tensors": manual_reduction, "tqdm": same_iterable, "trange": same_iterable, "no_sync": no_sync, "synchronize_gradients": manual_reduction,
+}  # fmt: skip
+METHODS: dict[str, Handler] = {
+    "no_sync": no_sync, "set_requires_gradient_sync": sync_flag, "all_reduce": all_reduce, "log_every": same_iterable, "tqdm": same_iterable,
+}  # fmt: skip

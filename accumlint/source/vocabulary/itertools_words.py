@@ -1,0 +1,93 @@
+"""Python's itertools and functools, as training loops use them."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from accumlint.source.rehearsal.arithmetic import combine
+from accumlint.source.rehearsal.values import Items, Known, Mapping, Opaque, Partial, Stream, Value
+from accumlint.source.vocabulary.base import Handler
+
+if TYPE_CHECKING:
+    from accumlint.source.rehearsal.machine import Machine
+    from accumlint.source.rehearsal.state import Call
+
+
+def islice(state: Machine, call: Call) -> Value | None:
+    if len(call.args) < 2:
+        return None
+    stop = call.args[2] if len(call.args) > 2 else call.args[1]
+    return Stream("islice", (call.args[0],), stop=stop, text=state.recorder.text(call.node))
+
+
+def cycle(state: Machine, call: Call) -> Value | None:
+    return Stream("cycle", (state.force(call.args[0]),)) if call.args else None
+
+
+def counted(state: Machine, call: Call) -> Value | None:
+    return Stream("count", start=call.argument(0, "start")) if not call.receiver or call.path.startswith("itertools") else None
+
+
+def chain(state: Machine, call: Call) -> Value | None:
+    parts = [state.force(value) for value in call.args]
+    if all(isinstance(part, Items) for part in parts):
+        items = [part for part in parts if isinstance(part, Items)]
+        return Items([item for part in items for item in part.items], open=any(part.open for part in items), data=any(part.data for part in items))
+    parameters = [part for part in parts if isinstance(part, Stream) and part.kind == "parameters"]
+    return parameters[0] if parameters and len(parameters) == 1 else Items(list(parameters)) if parameters else None
+
+
+def partial(state: Machine, call: Call) -> Value | None:
+    if not call.args:
+        return None
+    return Partial(state.force(call.args[0]), tuple(call.args[1:]), dict(call.keywords))
+
+
+def repeat(state: Machine, call: Call) -> Value | None:
+    times = state.number(call.args[1]) if len(call.args) > 1 else None
+    count = int(times.value) if times is not None else state.world.batches
+    return Items([call.args[0]] * max(0, min(count, 64))) if call.args else None
+
+
+def namespace(state: Machine, call: Call) -> Value | None:
+    made = Mapping({}, ("namespace", id(call.node)), "")
+    literals = {keyword.arg: keyword.value for keyword in call.node.keywords}
+    for name, value in call.keywords.items():
+        made.items[name] = state.named_constant(name, literals.get(name), value)
+    return made
+
+
+def ceil(state: Machine, call: Call) -> Value | None:
+    import math
+
+    value = state.number(call.args[0]) if call.args else None
+    if value is not None and call.path.startswith("math"):
+        return Known((math.ceil if call.name == "ceil" else math.floor)(value.value), value.roots)
+    return None
+
+
+def is_finite(state: Machine, call: Call) -> Value | None:
+    """`math.isfinite(x)`, `torch.isnan(x)`: a question about data or the loss."""
+    value = state.force(call.args[0]) if call.args else state.force(call.receiver) if call.receiver is not None else None
+    if not isinstance(value, Opaque):
+        return None
+    made = state.opaque((call.name, value.key), state.recorder.text(call.node), value)
+    made.causes |= {"loss"} if value.forwards or not value.causes else frozenset()
+    made.forwards, made.attached = frozenset(), False
+    made.name = "norm" if value.name == "norm" else ""
+    return made
+
+
+def deque(state: Machine, call: Call) -> Value | None:
+    return Items([])
+
+
+FUNCTIONS: dict[str, Handler] = {
+    "islice": islice, "cycle": cycle, "count": counted, "chain": chain, "partial": partial, "repeat": repeat, "SimpleNamespace": namespace,
+    "Namespace": namespace, "ceil": ceil, "floor": ceil, "isfinite": is_finite, "isnan": is_finite, "isinf": is_finite, "deque": deque,
+    "EasyDict": namespace, "DotDict": namespace,
+}  # fmt: skip
+METHODS: dict[str, Handler] = {"isfinite": is_finite, "isnan": is_finite, "isinf": is_finite}
+
+__all__ = ["FUNCTIONS", "METHODS", "ast", "combine"]

@@ -1,0 +1,182 @@
+"""torch: the objects of a training loop and where they come from (modules, optimizers, schedulers, loaders, criteria)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from accumlint.source.reading.index import LOSS_WORDS
+from accumlint.source.rehearsal.values import (
+    NONE,
+    Class,
+    Function,
+    Instance,
+    Items,
+    Known,
+    Mapping,
+    Opaque,
+    Partial,
+    Root,
+    Stream,
+    Thing,
+    Value,
+    actor_of,
+    fresh_uid,
+    make_actor,
+)
+from accumlint.source.vocabulary.base import Handler, as_actor, modules_of, parameters_owner, raw_module, receiver_of, role_of
+from accumlint.trace import Actor, Role
+
+if TYPE_CHECKING:
+    from accumlint.source.rehearsal.machine import Machine
+    from accumlint.source.rehearsal.state import Call
+
+OPTIMIZER_CLASS = re.compile(
+    r"^(Fused|Distributed|Hybrid|CPU|Scaled|Dist)?(SGD\w*|Adam\w*|RAdam|NAdam|RMSprop|Adagrad|Adadelta|Rprop|ASGD|LBFGS|SparseAdam|Lamb|LAMB|Lion|LARS|Adafactor"
+    r"|Muon\w*|Ranger\w*|NovoGrad|Novograd|Sophia\w*|Shampoo|BertAdam|OpenAIAdam|Prodigy|AdEMAMix|ZeroRedundancyOptimizer)$"
+)
+SCHEDULER_CLASS = re.compile(r"(LR|Scheduler|Schedule)$|^get_\w*schedule\w*$|^(CosineAnnealingWarmRestarts|ReduceLROnPlateau|SequentialLR)$")
+CRITERIA = {
+    "CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "MSELoss": "mse_loss", "L1Loss": "l1_loss", "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss", "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+    "KLDivLoss": "kl_div", "CTCLoss": "ctc_loss", "PoissonNLLLoss": "poisson_nll_loss", "MarginRankingLoss": "margin_ranking_loss",
+    "TripletMarginLoss": "triplet_margin_loss", "CosineEmbeddingLoss": "cosine_embedding_loss", "MultiMarginLoss": "multi_margin_loss",
+    "SoftMarginLoss": "soft_margin_loss", "GaussianNLLLoss": "gaussian_nll_loss", "MultiLabelSoftMarginLoss": "multilabel_soft_margin_loss",
+    "HingeEmbeddingLoss": "hinge_embedding_loss", "MultiLabelMarginLoss": "multilabel_margin_loss",
+}  # fmt: skip
+MODULE_BASES = re.compile(r"(^|\.)(Module|PreTrainedModel|\w*PreTrainedModel|ModelMixin|LightningModule|Sequential|ModuleList)$")
+
+
+def optimizer(state: Machine, call: Call) -> Value | None:
+    """`torch.optim.X(parameters, …)`."""
+    first = call.argument(0, "params")
+    owner = parameters_owner(state.force(first)) if first is not None else None
+    if isinstance(first, Items) and owner is None:
+        owner = next((found for found in map(lambda item: _group_owner(state, item), first.items) if found is not None), None)
+    return new_optimizer(state, call.name, owner)
+
+
+def _group_owner(state: Machine, item: Value) -> Value | None:
+    item = state.force(item)
+    if isinstance(item, Mapping) and "params" in item.items:
+        return parameters_owner(state.force(item.items["params"]))
+    return parameters_owner(item)
+
+
+def new_optimizer(state: Machine, name: str, owner: Value | None) -> Thing:
+    base = None
+    if owner is not None:
+        module = raw_module(owner)
+        as_actor(state, module, Role.MODEL)
+        actor = actor_of(module)
+        base = actor.uid if actor is not None else None
+    made = Thing(Actor(fresh_uid(), name, Role.OPTIMIZER, base=base, known=True), inner=owner)
+    state.optimizers.append(made.actor)
+    return made
+
+
+def scheduler(state: Machine, call: Call) -> Value | None:
+    return Thing(make_actor(Role.SCHEDULER, call.name), inner=state.force(call.args[0]) if call.args else None)
+
+
+def criterion(state: Machine, call: Call) -> Value | None:
+    """A criterion is its function with the settings already given."""
+    name = call.name if call.name in CRITERIA else call.path.rsplit(".", 1)[-1]
+    function = state.opaque(("import", CRITERIA[name]), name, path=f"torch.nn.functional.{CRITERIA[name]}", name=CRITERIA[name])
+    return Partial(function, (), {key: value for key, value in call.keywords.items() if key in {"reduction", "ignore_index", "size_average", "reduce"}})
+
+
+def module(state: Machine, call: Call) -> Value | None:
+    """`nn.Linear(…)` and the like."""
+    return Thing(make_actor(Role.MODEL, call.name))
+
+
+def data_loader(state: Machine, call: Call) -> Value | None:
+    made = Thing(make_actor(Role.LOADER, "loader"), inner=state.force(call.args[0]) if call.args else call.keywords.get("dataset"))
+    made.length = Root(("len", ("object", made.actor.uid)), "len(loader)", "length")
+    return made
+
+
+def unwrapped(state: Machine, call: Call) -> Value | None:
+    """`torch.compile(model)`, `DataParallel(model)`: the same module."""
+    return state.force(call.args[0]) if call.args else None
+
+
+def construct(state: Machine, cls: Class, call: Call) -> Value | None:
+    """A class of the source that derives from a module or an optimizer."""
+    names = [base.path or base.text for base in cls.ancestry() if isinstance(base, Opaque)]
+    if any(name.rsplit(".", 1)[-1] in {"Optimizer"} or OPTIMIZER_CLASS.match(name.rsplit(".", 1)[-1]) for name in names):
+        return optimizer(state, call)
+    if any(SCHEDULER_CLASS.search(name.rsplit(".", 1)[-1]) for name in names):
+        return scheduler(state, call)
+    if LOSS_WORDS.search(cls.node.name):
+        return Instance(cls)
+    forward = cls.find("forward")
+    if any(MODULE_BASES.search(name) for name in names) or (isinstance(forward, Function) and names):
+        instance = Instance(cls)
+        instance.actor = make_actor(Role.MODEL, cls.node.name)
+        return instance
+    return None
+
+
+def fallback(state: Machine, call: Call) -> Value | None:
+    """Constructors that are known by the form of their names."""
+    name = call.path.rsplit(".", 1)[-1] if call.path else call.name
+    if call.receiver is not None and not call.path:
+        return None
+    if name in CRITERIA:
+        return criterion(state, call)
+    if OPTIMIZER_CLASS.match(name) or (".optim." in f".{call.path}" and name[:1].isupper() and "scheduler" not in call.path):
+        return optimizer(state, call)
+    if SCHEDULER_CLASS.search(name) and (call.args or call.keywords) and not state.index.is_own_name(name):
+        return scheduler(state, call)
+    if call.path.startswith("torch.nn.") and name[:1].isupper() and "utils" not in call.path and name not in {"Parameter", "ParameterList"}:
+        return module(state, call)
+    return None
+
+
+def parameters(state: Machine, call: Call) -> Value | None:
+    """`model.parameters()`: names the model's gradients."""
+    owner = receiver_of(call)
+    if owner is None or isinstance(owner, Items):
+        return None
+    if role_of(state, owner) is not Role.MODEL and not (isinstance(owner, Opaque) and not owner.forwards):
+        return None
+    as_actor(state, owner, Role.MODEL)
+    return Stream("parameters", (owner,), text=state.recorder.text(call.node))
+
+
+def same_object(state: Machine, call: Call) -> Value | None:
+    """`model.to(device)`, `model.train()`: the same object, when it is one that takes part."""
+    owner = receiver_of(call)
+    if isinstance(owner, (Thing, Instance, Partial, Stream)):
+        if isinstance(owner, Instance) and owner.cls.find(call.name) is not None:
+            return None
+        return owner
+    if isinstance(owner, Opaque) and call.name in {"train", "eval", "cuda", "to", "half", "cpu"} and role_of(state, owner) is Role.MODEL:
+        return owner
+    return None
+
+
+def nothing(state: Machine, call: Call) -> Value | None:
+    owner = receiver_of(call)
+    return NONE if isinstance(owner, (Thing, Opaque)) and role_of(state, owner) is not None else None
+
+
+def filtered(state: Machine, call: Call) -> Value | None:
+    """`filter(lambda p: p.requires_grad, model.parameters())`: the same parameters."""
+    found = state.force(call.args[1]) if len(call.args) > 1 else None
+    return found if isinstance(found, Stream) else None
+
+
+FUNCTIONS: dict[str, Handler] = {
+    "DataLoader": data_loader, "compile": unwrapped, "DataParallel": unwrapped, "convert_sync_batchnorm": unwrapped, "SyncBatchNorm": module,
+    "filter": filtered,
+}  # fmt: skip
+METHODS: dict[str, Handler] = {
+    "parameters": parameters, "named_parameters": parameters, "master_params": parameters, "to": same_object, "cuda": same_object,
+    "cpu": same_object, "train": same_object, "eval": same_object, "half": same_object, "bfloat16": same_object, "float": same_object,
+    "double": same_object, "apply": same_object, "requires_grad_": same_object, "load_state_dict": nothing,
+}  # fmt: skip
+
+__all__ = ["FUNCTIONS", "METHODS", "Known", "construct", "fallback", "modules_of"]

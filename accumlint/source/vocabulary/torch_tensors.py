@@ -1,0 +1,288 @@
+"""torch: what happens to a tensor on its way from the model to the loss, as far as its weight goes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from accumlint.source.rehearsal.arithmetic import combine, count, is_tensor, scale
+from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value, key_of
+from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
+from accumlint.trace import Kind, Role
+from accumlint.weight import Factor, Quantity, Weight
+
+if TYPE_CHECKING:
+    from accumlint.source.rehearsal.machine import Machine
+    from accumlint.source.rehearsal.state import Call
+
+import ast
+
+LOSS_FUNCTIONS = (
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "kl_div", "ctc_loss", "poisson_nll_loss", "margin_ranking_loss", "triplet_margin_loss",
+    "cosine_embedding_loss", "multi_margin_loss", "soft_margin_loss", "gaussian_nll_loss", "multilabel_soft_margin_loss",
+    "hinge_embedding_loss", "multilabel_margin_loss", "sigmoid_focal_loss",
+)  # fmt: skip
+CRITERION_NAME = re.compile(r"criterion|(^|_)(loss|ce|mse|bce|nll)(_?fn|_?func(tion)?|_fct)?$|^(cross_entropy|loss)", re.IGNORECASE)
+SAME_SHAPE = frozenset(
+    {
+        "view", "reshape", "to", "float", "half", "double", "bfloat16", "contiguous", "squeeze", "unsqueeze", "flatten", "transpose", "permute", "cpu",
+        "cuda", "clone", "type", "expand", "type_as", "nan_to_num", "long", "int", "requires_grad_", "expand_as", "masked_select", "backward_hook",
+    }
+)  # fmt: skip
+MAKERS = (
+    "rand", "randn", "randint", "zeros", "ones", "arange", "linspace", "full", "empty", "normal", "randperm", "eye",
+)  # fmt: skip
+INPUT_NAMES = re.compile(r"attention_mask|input_ids|inputs?_|padding_mask")
+
+
+def loss(state: Machine, call: Call) -> Value | None:
+    """A loss function: `mean` gives each of its n targets 1/n."""
+    parts = call.values
+    reduction = call.keywords.get("reduction")
+    chosen = state.force(reduction) if reduction is not None else None
+    kind = chosen.value if isinstance(chosen, Known) else "mean" if chosen is None else None
+    if isinstance(state.force(call.keywords.get("size_average", Known(None))), Known) and state.force(call.keywords.get("size_average", Known(None))).value is False:  # type: ignore[union-attr]
+        kind = "sum"
+    made = state.opaque(("call", call.name, *state.key(*parts)), state.recorder.text(call.node), *(part for part in parts if isinstance(part, Opaque)), attached=True)
+    made.weight, made.reduced = weight_of_reduction(state, call.node, kind)
+    made.causes |= {"loss"}
+    if state.no_grad == 0:
+        state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
+    else:
+        made.forwards, made.attached = frozenset(), False
+    return made
+
+
+def weight_of_reduction(state: Machine, node: ast.AST, kind: object) -> tuple[Weight, bool]:
+    if kind == "mean":
+        return mean_weight(state, node), True
+    if kind in {"sum", "batchmean"}:
+        return Weight(), True
+    if kind == "none":
+        return Weight(), False
+    return Weight(known=False), True
+
+
+def mean_weight(state: Machine, node: ast.AST) -> Weight:
+    return Weight((Factor(Quantity.UNITS, -1, None, state.recorder.text(node), state.recorder.place(node), implicit=True),))
+
+
+def mean(state: Machine, call: Call) -> Value | None:
+    value = _operand(state, call)
+    if value is None or not is_tensor(value):
+        return None
+    made = _derived(state, value, call)
+    made.attached = value.attached or bool(value.forwards)
+    if _has_dimension(call) and not value.reduced:
+        made.weight, made.reduced = value.weight, False
+        return made
+    if value.reduced:  # the mean over the replicas of DataParallel
+        made.weight, made.reduced = value.weight, True
+        return made
+    if value.forwards or value.weight is not None:
+        inner = value.weight or Weight()
+        made.weight = inner.times(*mean_weight(state, call.node).factors)
+        made.reduced = True
+        made.causes |= {"loss"}
+        if value.forwards:
+            state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
+    return made
+
+
+def total(state: Machine, call: Call) -> Value | None:
+    """`.sum()`: of a loss, each unit counts one; of a mask, it is a count."""
+    value = _operand(state, call)
+    if value is None or not is_tensor(value):
+        return None
+    if value.forwards:
+        made = _derived(state, value, call)
+        made.weight, made.reduced, made.attached = value.weight or Weight(), not _has_dimension(call), True
+        made.causes |= {"loss"}
+        return made
+    if value.quantity is not None:
+        return value
+    quantity = Quantity.INPUTS if INPUT_NAMES.search(value.text) else Quantity.UNITS
+    state.recorder.emit(Kind.COUNT, call.node, weight=Weight((Factor(quantity, 1, None, state.recorder.text(call.node), state.recorder.place(call.node)),)))
+    return count(state, quantity, ("sum", value.key), call.node, value)
+
+
+def size(state: Machine, call: Call) -> Value | None:
+    value = _operand(state, call)
+    if value is None or role_of(state, value) is not None or value.path:
+        return None
+    if call.name == "size" and not call.args:
+        return state.opaque(("size", value.key), state.recorder.text(call.node), value)
+    if not (is_tensor(value) or "data" in value.causes):
+        return None
+    return count(state, Quantity.INPUTS, (call.name, value.key, *state.key(*call.args)), call.node, value)
+
+
+def detached(state: Machine, call: Call) -> Value | None:
+    value = _operand(state, call)
+    if value is None or not (is_tensor(value) or value.causes):
+        return None
+    made = _derived(state, value, call)
+    made.causes |= {"loss"} if value.forwards else set()
+    made.forwards, made.attached, made.weight, made.reduced = frozenset(), False, value.weight if value.quantity else None, value.reduced
+    made.quantity, made.guarded = value.quantity, value.guarded
+    return made
+
+
+def clamp(state: Machine, call: Call) -> Value | None:
+    value = _operand(state, call)
+    if value is None or value.quantity is None:
+        return None
+    return count(state, value.quantity, (call.name, value.key), call.node, value, guarded=True)
+
+
+def scaled_by(state: Machine, call: Call) -> Value | None:
+    """`.mul(x)`, `.div(x)` and their in-place forms on a loss."""
+    value = _operand(state, call)
+    others = [part for part in call.args if part is not value]
+    if value is None or not is_tensor(value) or not others:
+        return None
+    op = ast.Mult if call.name.startswith("mul") else ast.Div
+    made = scale(state, op, value, others[0], call.node)
+    if call.name.endswith("_") and isinstance(made, Opaque):
+        value.weight = made.weight
+        return value
+    return made
+
+
+def chunks(state: Machine, call: Call) -> Value | None:
+    """`batch.split(n)`, `torch.chunk(batch, k)`: micro-batches of one batch."""
+    value = _operand(state, call)
+    if value is None or value.forwards or not (value.born or "data" in value.causes or call.path.startswith("torch.")):
+        return None
+    return Stream("chunks", (value,), text=state.recorder.text(call.node))
+
+
+def made_tensor(state: Machine, call: Call) -> Value | None:
+    """`torch.randn(…)`: data made in place, new each time unless it takes the shape of other data."""
+    if call.path and not call.path.startswith("torch."):
+        return None
+    made = state.opaque(("made", call.node.lineno, state.steps), state.recorder.text(call.node))
+    made.born = state.take(call.node) if state.recorder.turns and state.forward is None else frozenset({0})
+    made.causes = frozenset({"data"})
+    return made
+
+
+def wrapped_number(state: Machine, call: Call) -> Value | None:
+    """`torch.tensor(x)`: the same number or data."""
+    value = state.force(call.args[0]) if call.args else None
+    if isinstance(value, Opaque):
+        made = _derived(state, value, call)
+        made.quantity, made.weight, made.guarded, made.reduced = value.quantity, value.weight, value.guarded, value.reduced
+        made.forwards = frozenset()
+        return made
+    if isinstance(value, Items):
+        items = [state.force(item) for item in value.items]
+        counted = next((item for item in items if isinstance(item, Opaque) and item.quantity is not None), None)
+        made = state.opaque(("tensor", state.steps), state.recorder.text(call.node), *items)
+        if counted is not None:
+            made.quantity, made.weight = counted.quantity, counted.weight
+        return made
+    return state.opaque(("tensor", state.steps), state.recorder.text(call.node)) if isinstance(value, Known) else None
+
+
+def joined(state: Machine, call: Call) -> Value | None:
+    """`torch.stack(losses)`, `torch.cat(…)`: a tensor of all of them."""
+    source = state.force(call.args[0]) if call.args else None
+    if not isinstance(source, Items):
+        return None
+    items = [state.force(item) for item in source.items]
+    made = state.opaque(("joined", call.node.lineno, state.steps), state.recorder.text(call.node), *items)
+    made.attached = any(isinstance(item, Opaque) and item.attached for item in items)
+    weights = [item.weight for item in items if isinstance(item, Opaque) and item.weight is not None and item.forwards]
+    if weights:
+        made.weight = weights[0]
+        made.reduced = False
+    return made
+
+
+def new_like(state: Machine, call: Call) -> Value | None:
+    value = _operand(state, call)
+    if value is None:
+        return None
+    made = state.opaque((call.name, value.key, state.steps), state.recorder.text(call.node), value)
+    made.forwards, made.attached = frozenset(), False
+    return made
+
+
+def fallback(state: Machine, call: Call) -> Value | None:
+    """Any other method of a tensor, and calls of criteria that are known by name only."""
+    owner = receiver_of(call)
+    if isinstance(owner, Opaque) and is_tensor(owner) and not owner.path:
+        made = _derived(state, owner, call)
+        made.attached = owner.attached
+        if call.name in SAME_SHAPE:
+            made.weight, made.reduced, made.quantity, made.guarded = owner.weight, owner.reduced, owner.quantity, owner.guarded
+            made.scaler, made.born = owner.scaler, owner.born
+        for part in call.args:
+            part = state.force(part)
+            if isinstance(part, Opaque):
+                made.forwards |= part.forwards
+                made.attached = made.attached or part.attached
+        return made
+    return _named_criterion(state, call)
+
+
+def _named_criterion(state: Machine, call: Call) -> Value | None:
+    values = [state.force(value) for value in call.values]
+    tensors = [value for value in values if isinstance(value, Opaque) and (value.forwards or value.attached)]
+    nested = [part for value in values if isinstance(value, Items) for part in map(state.force, value.items) if isinstance(part, Opaque) and part.forwards]
+    tensors += nested
+    if not tensors or isinstance(call.function, Thing):
+        return None
+    if call.receiver is not None and role_of(state, call.receiver) is not None:
+        return None
+    name = call.name or (call.function.text if isinstance(call.function, Opaque) else "")
+    if not CRITERION_NAME.search(name):
+        return None
+    made = state.opaque(("call", name, *state.key(*values)), state.recorder.text(call.node), *tensors, attached=True)
+    known = not call.path or call.path.startswith("torch.")
+    if state.no_grad:
+        made.forwards, made.attached = frozenset(), False
+        return made
+    made.weight = replace(mean_weight(state, call.node), known=known)
+    made.reduced = True
+    made.causes |= {"loss"}
+    state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
+    return made
+
+
+def _operand(state: Machine, call: Call) -> Opaque | None:
+    """The tensor a method is called on, or the first argument of the function form."""
+    owner = state.force(call.receiver) if call.receiver is not None else None
+    if isinstance(owner, Opaque) and not owner.path:
+        return owner
+    first = state.force(call.args[0]) if call.args else None
+    return first if isinstance(first, Opaque) and (call.path.startswith("torch.") or owner is None) else None
+
+
+def _has_dimension(call: Call) -> bool:
+    if any(name in call.keywords for name in ("dim", "axis")):
+        return True
+    positional = call.args[1:] if call.path.startswith("torch.") and not call.path.endswith("nn") else call.args
+    return bool(positional)
+
+
+def _derived(state: Machine, value: Opaque, call: Call) -> Opaque:
+    return state.opaque(("method", value.key, call.name, *state.key(*call.args)), state.recorder.text(call.node), value, scaler=value.scaler)
+
+
+FUNCTIONS: dict[str, Handler] = {
+    **dict.fromkeys(LOSS_FUNCTIONS, loss),
+    **dict.fromkeys(MAKERS, made_tensor),
+    "mean": mean, "sum": total, "split": chunks, "chunk": chunks, "tensor": wrapped_number, "as_tensor": wrapped_number, "stack": joined,
+    "cat": joined, "clamp": clamp, "numel": size, "FloatTensor": wrapped_number, "LongTensor": wrapped_number,
+}  # fmt: skip
+METHODS: dict[str, Handler] = {
+    "mean": mean, "sum": total, "numel": size, "nelement": size, "size": size, "detach": detached, "item": detached, "tolist": detached,
+    "detach_": detached, "numpy": detached, "clamp": clamp, "clamp_min": clamp, "clamp_": clamp, "clip": clamp, "split": chunks, "chunk": chunks, "mul": scaled_by,
+    "mul_": scaled_by, "div": scaled_by, "div_": scaled_by, "count_nonzero": total, "new_zeros": new_like, "new_tensor": new_like,
+}  # fmt: skip
+
+__all__ = ["FUNCTIONS", "METHODS", "combine", "fallback", "key_of", "Role"]

@@ -1,0 +1,298 @@
+"""torch: the update. Backward, step, zero, clip, gradient scaling, schedulers, saving."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from accumlint.source.reading.index import CLIP_NAMES
+from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
+from accumlint.source.rehearsal.values import NONE, Instance, Items, Known, Mapping, Opaque, Stream, Thing, Value, actor_of, key_of
+from accumlint.source.vocabulary.base import Handler, as_actor, last_name, modules_of, parameters_owner, receiver_of, role_of
+from accumlint.trace import Actor, Kind, Role
+from accumlint.weight import Weight
+
+if TYPE_CHECKING:
+    from accumlint.source.rehearsal.machine import Machine
+    from accumlint.source.rehearsal.state import Call
+
+ENGINE_NAME = re.compile(r"accelerat|fabric|engine|booster|deepspeed|(^|\.)self$|optim|trainer|strategy|plugin|precision|runner", re.IGNORECASE)
+
+
+def backward(state: Machine, call: Call) -> Value | None:
+    """`loss.backward()`, or an engine's `backward(loss)`."""
+    owner = state.force(receiver_of(call) or NONE)
+    first = state.force(call.args[0]) if call.args else state.force(call.keywords.get("loss", NONE))
+    if call.path.endswith("autograd.backward"):
+        return _emit_backward(state, call, first, replay=len(call.args) > 1)
+    given = isinstance(first, Opaque) and (is_tensor(first) or "loss" in first.text)
+    if isinstance(owner, Thing) or (given and not (isinstance(owner, Opaque) and is_tensor(owner))):
+        state.engine(call)
+        return _emit_backward(state, call, first, engine=True)
+    return _emit_backward(state, call, owner)
+
+
+def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = False, engine: bool = False) -> Value:
+    state.covered.add(id(call.node))
+    if state.no_grad:
+        return NONE
+    losses = [state.force(item) for item in loss.items] if isinstance(loss, Items) else [loss]
+    tensors = [one for one in losses if isinstance(one, Opaque)]
+    forwards = tuple(sorted(frozenset().union(*(one.forwards for one in tensors)))) if tensors else ()
+    weight = tensors[0].weight if tensors and not replay else None
+    if weight is None or engine:
+        weight = replace(weight or Weight(), known=False)
+    scaler = next((one.scaler for one in tensors if one.scaler is not None), None)
+    retains = call.keywords.get("retain_graph")
+    models = [state.models[index] for index in forwards if index in state.models]
+    syncs = [state.synced(model) for model in models if model is not None]
+    options = {name for name, holds in (("replay", replay), ("engine", engine), ("scale-loss", state.within_context("scaled"))) if holds}
+    event = state.recorder.emit(
+        Kind.BACKWARD,
+        call.node,
+        model=next((actor_of(model) for model in models if model is not None), None),
+        scaler=scaler,
+        sync=all(syncs) if syncs else None,
+        weight=weight,
+        forwards=forwards,
+        reaches=frozenset().union(*(state.recorder.events[index].reaches for index in forwards)) if forwards else frozenset(),
+        scaled=scaler is not None,
+        retains_graph=isinstance(retains, Known) and bool(retains.value),
+        options=frozenset(options),
+    )
+    state.after_backward(event, call)
+    return NONE
+
+
+def step(state: Machine, call: Call) -> Value | None:
+    """`optimizer.step()`, `scheduler.step()`, `scaler.step(optimizer)`."""
+    owner = state.force(receiver_of(call) or NONE)
+    role = _stepping_role(state, owner, call)
+    if role is Role.SCALER:
+        scaler = as_actor(state, owner, Role.SCALER)
+        target = state.force(call.args[0]) if call.args else NONE
+        optimizer = as_actor(state, target, Role.OPTIMIZER)
+        state.recorder.emit(Kind.STEP, call.node, targets=(optimizer,) if optimizer is not None else (), scaler=scaler)
+        return NONE
+    if role is Role.OPTIMIZER:
+        for value in call.values:
+            _closure(state, value)
+        optimizer = as_actor(state, owner, Role.OPTIMIZER)
+        assert optimizer is not None
+        options = frozenset({"hook"}) if state.in_hook else frozenset()
+        state.recorder.emit(Kind.STEP, call.node, targets=(optimizer,), options=options)
+        return NONE
+    if role is Role.SCHEDULER:
+        options = frozenset({"absolute"}) if call.values else frozenset()
+        state.recorder.emit(Kind.SCHEDULE, call.node, options=options, note=" ".join(str(key_of(value)) for value in call.values)[:80])
+        return NONE
+    return None
+
+
+def _closure(state: Machine, value: Value) -> None:
+    """`optimizer.step(closure)` runs the closure."""
+    from accumlint.source.rehearsal.values import Function
+
+    value = state.force(value)
+    if isinstance(value, Function):
+        state.call_value(value, [])
+
+
+def _stepping_role(state: Machine, owner: Value, call: Call) -> Role | None:
+    role = role_of(state, owner)
+    if role in {Role.OPTIMIZER, Role.SCALER, Role.SCHEDULER}:
+        first = state.force(call.args[0]) if call.args else None
+        if role is Role.OPTIMIZER and first is not None and role_of(state, first) is Role.OPTIMIZER:
+            return Role.SCALER
+        return role
+    first = state.force(call.args[0]) if call.args else None
+    if role is None and first is not None and role_of(state, first) is Role.OPTIMIZER and actor_of(first) is not None:
+        return Role.SCALER
+    return None
+
+
+def zero_grad(state: Machine, call: Call) -> Value | None:
+    owner = state.force(receiver_of(call) or NONE)
+    if isinstance(owner, Instance) and owner.cls.find("zero_grad") is not None:
+        return None
+    role = role_of(state, owner)
+    if role is Role.MODEL:
+        state.recorder.emit(Kind.ZERO, call.node, targets=state.optimizers_of(owner), options=frozenset({"model"}))
+        return NONE
+    actor = as_actor(state, owner, Role.OPTIMIZER) if role is Role.OPTIMIZER or not isinstance(owner, (Items, Known)) else None
+    state.recorder.emit(Kind.ZERO, call.node, targets=(actor,) if actor is not None and actor.role is Role.OPTIMIZER else ())
+    return NONE
+
+
+def clip(state: Machine, call: Call) -> Value | None:
+    """`clip_grad_norm_(model.parameters(), x)` and the like."""
+    owner = state.force(receiver_of(call) or NONE)
+    candidates = [state.force(value) for value in call.values]
+    if isinstance(owner, (Thing, Instance)) or (isinstance(owner, Opaque) and not owner.path):
+        candidates.append(owner)
+    options = {"scale-loss"} if state.within_context("scaled") else set()
+    if owner is not None and isinstance(owner, Opaque) and not owner.path and ENGINE_NAME.search(owner.text) and role_of(state, owner) is None:
+        options.add("engine")
+    state.recorder.emit(Kind.CLIP, call.node, targets=_concerned(state, candidates), options=frozenset(options))
+    made = state.opaque(("norm", call.node.lineno, state.steps), state.recorder.text(call.node), causes=frozenset({"loss"}))
+    made.agreed = not state.index.is_distributed
+    made.name = "norm"
+    return made
+
+
+def _concerned(state: Machine, values: list[Value]) -> tuple[Actor, ...]:
+    """The optimizers whose gradients these arguments name; none means that nobody knows."""
+    found: list[Actor] = []
+    for value in values:
+        if isinstance(value, Items):
+            found.extend(_concerned(state, [state.force(item) for item in value.items]))
+            continue
+        actor = actor_of(value)
+        if actor is not None and actor.role is Role.OPTIMIZER:
+            found.append(actor)
+            continue
+        owner = parameters_owner(value)
+        if owner is None and actor is not None and actor.role is Role.MODEL:
+            owner = value
+        if owner is not None:
+            inner = state.force(owner)
+            direct = actor_of(inner)
+            found.extend((direct,) if direct is not None and direct.role is Role.OPTIMIZER else state.optimizers_of(inner))
+    return tuple(dict.fromkeys(found))
+
+
+def unscale(state: Machine, call: Call) -> Value | None:
+    owner = state.force(receiver_of(call) or NONE)
+    if isinstance(owner, Instance) and owner.cls.find(call.name) is not None:
+        return None
+    scaler = as_actor(state, owner, Role.SCALER)
+    target = as_actor(state, state.force(call.args[0]), Role.OPTIMIZER) if call.args else None
+    state.recorder.emit(Kind.UNSCALE, call.node, targets=(target,) if target is not None else (), scaler=scaler)
+    return NONE
+
+
+def scale_loss(state: Machine, call: Call) -> Value | None:
+    """`scaler.scale(loss)`."""
+    owner = state.force(receiver_of(call) or NONE)
+    if role_of(state, owner) is not Role.SCALER or not call.args:
+        return None
+    scaler = as_actor(state, owner, Role.SCALER)
+    value = state.force(call.args[0])
+    if isinstance(value, Opaque):
+        made = state.opaque(("scale", value.key), state.recorder.text(call.node), value, reduced=value.reduced, attached=value.attached)
+        made.weight, made.scaler = value.weight, scaler
+        return made
+    return state.opaque(("scale", key_of(value)), state.recorder.text(call.node), scaler=scaler)
+
+
+def update_scaler(state: Machine, call: Call) -> Value | None:
+    owner = state.force(receiver_of(call) or NONE)
+    if role_of(state, owner) is not Role.SCALER:
+        return None
+    options = frozenset({"new-scale"}) if call.values else frozenset()
+    state.recorder.emit(Kind.SCALER_UPDATE, call.node, scaler=as_actor(state, owner, Role.SCALER), options=options)
+    return NONE
+
+
+def make_scaler(state: Machine, call: Call) -> Value | None:
+    enabled = call.keywords.get("enabled")
+    known = state.force(enabled) if enabled is not None else None
+    actor = Actor(state.uid(), "scaler", Role.SCALER, known=True)
+    if isinstance(known, Known) and not known.value:
+        actor = replace(actor, options=frozenset({"disabled"}))
+    elif enabled is not None and not isinstance(known, Known):
+        actor = replace(actor, options=frozenset({"maybe-disabled"}))
+    return Thing(actor)
+
+
+def helper_scaler(state: Machine, call: Call) -> Value | None:
+    """`loss_scaler(loss, optimizer, clip_grad=…, parameters=…, update_grad=…)`: the whole update in one call."""
+    if not isinstance(call.function, Opaque) or len(call.args) < 2:
+        return None
+    loss, target = state.force(call.args[0]), state.force(call.args[1])
+    optimizer = as_actor(state, target, Role.OPTIMIZER)
+    scaler = as_actor(state, call.function, Role.SCALER)
+    if not isinstance(loss, Opaque) or optimizer is None:
+        return None
+    scaled = replace_loss(state, loss, scaler)
+    _emit_backward(state, call, scaled)
+    wanted = next((call.keywords[name] for name in ("update_grad", "need_update") if name in call.keywords), Known(True))
+    if state.truth(state.force(wanted)):
+        state.recorder.emit(Kind.UNSCALE, call.node, targets=(optimizer,), scaler=scaler)
+        if "clip_grad" in call.keywords:
+            state.recorder.emit(Kind.CLIP, call.node, targets=(optimizer,))
+        state.recorder.emit(Kind.STEP, call.node, targets=(optimizer,), scaler=scaler)
+        state.recorder.emit(Kind.SCALER_UPDATE, call.node, scaler=scaler)
+    return state.opaque(("norm", call.node.lineno, state.steps), "norm", causes=frozenset({"loss"}), name="norm")
+
+
+def replace_loss(state: Machine, loss: Opaque, scaler: Actor | None) -> Opaque:
+    made = state.opaque(("scale", loss.key), loss.text, loss, reduced=loss.reduced, attached=loss.attached)
+    made.weight, made.scaler = loss.weight, scaler
+    return made
+
+
+def save(state: Machine, call: Call) -> Value | None:
+    saved = state.force(call.args[0]) if call.args else NONE
+    options = frozenset({"optimizer"}) if isinstance(saved, Mapping) and any("optim" in str(key) for key in saved.items) else frozenset()
+    state.recorder.emit(Kind.SAVE, call.node, options=options)
+    return NONE
+
+
+def clear_gradient(state: Machine, call: Call) -> Value | None:
+    """`p.grad.zero_()` and `p.grad.detach_()`."""
+    owner = state.force(receiver_of(call) or NONE)
+    if not _is_gradient(owner):
+        return None
+    if call.name == "zero_":
+        state.recorder.emit(Kind.ZERO, call.node, targets=state.owners_of_gradient(owner))
+    return NONE
+
+
+def scale_gradient(state: Machine, call: Call) -> Value | None:
+    """`p.grad.div_(n)`, `p.grad.mul_(x)`."""
+    owner = state.force(receiver_of(call) or NONE)
+    if not _is_gradient(owner) or not call.args:
+        return None
+    power = 1 if call.name.startswith("mul") else -1
+    weight = Weight(factors_of(state, call.args[0], power, call.node.args[0]))
+    state.recorder.emit(Kind.NORMALIZE, call.node, targets=state.owners_of_gradient(owner), weight=weight)
+    return NONE
+
+
+def scale_all(state: Machine, call: Call) -> Value | None:
+    """`scale_grads(model, x)`, `torch._foreach_mul_(grads, x)`."""
+    if len(call.args) < 2:
+        return None
+    power = -1 if "div" in call.name else 1
+    weight = Weight(factors_of(state, call.args[1], power, call.node.args[-1]))
+    state.recorder.emit(Kind.NORMALIZE, call.node, targets=_concerned(state, [state.force(call.args[0])]), weight=weight)
+    return NONE
+
+
+def _is_gradient(value: Value | None) -> bool:
+    return isinstance(value, Opaque) and value.name == "grad"
+
+
+def register_hook(state: Machine, call: Call) -> Value | None:
+    """A hook that runs when a parameter's gradient is ready: it may step."""
+    if call.args:
+        state.hooks.append(state.force(call.args[0]))
+    return NONE
+
+
+FUNCTIONS: dict[str, Handler] = {
+    **dict.fromkeys(CLIP_NAMES, clip),
+    "backward": backward, "GradScaler": make_scaler, "loss_scaler": helper_scaler, "save": save, "scale_grads": scale_all,
+    "_foreach_mul_": scale_all, "_foreach_div_": scale_all, "zero_grad": zero_grad,
+}  # fmt: skip
+METHODS: dict[str, Handler] = {
+    **dict.fromkeys(CLIP_NAMES, clip),
+    "backward": backward, "manual_backward": backward, "step": step, "zero_grad": zero_grad, "unscale_": unscale, "scale": scale_loss,
+    "update": update_scaler, "loss_scaler": helper_scaler, "zero_": clear_gradient, "mul_": scale_gradient, "div_": scale_gradient,
+    "register_post_accumulate_grad_hook": register_hook,
+}  # fmt: skip
+
+__all__ = ["FUNCTIONS", "METHODS", "Stream", "ast", "last_name", "modules_of"]

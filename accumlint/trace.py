@@ -1,0 +1,335 @@
+"""The vocabulary that both halves share: a window of gradient accumulation is a trace of events.
+
+A front end (the rehearsal of source code, or the probes of a run) writes a `Trace`; the rules read it. Nothing here
+imports LibCST or torch.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from accumlint.weight import Weight
+
+
+class Kind(enum.Enum):
+    """What happened."""
+
+    DATA = "data"  # a new piece of data was taken
+    FORWARD = "forward"
+    LOSS = "loss"  # a loss value was formed
+    BACKWARD = "backward"
+    REDUCE = "reduce"  # one bucket or shard group was reduced, or gradients were all-reduced by hand
+    UNSCALE = "unscale"
+    NORMALIZE = "normalize"  # .grad was scaled, neither as unscale nor as clip
+    CLIP = "clip"
+    STEP = "step"  # an optimizer's update
+    SCALER_UPDATE = "scaler-update"
+    ZERO = "zero"
+    SCHEDULE = "schedule"
+    AVERAGE = "average"  # EMA, weight averaging, per-update counters
+    SAVE = "save"
+    SKIP = "skip"  # a data-dependent leaving of the path
+    SYNC_OFF = "sync-off"  # a no_sync context, or a flag that switches synchronisation, was entered or set
+    SYNC_ON = "sync-on"
+    COUNT = "count"  # targets were counted
+    RETAIN = "retain"  # a loss whose graph is kept was added to a running sum
+    OPAQUE = "opaque"  # a call that could not be followed received tracked objects
+
+
+class Role(enum.Enum):
+    """What an object is in a training loop."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    SCALER = "scaler"
+    SCHEDULER = "scheduler"
+    LOADER = "loader"
+    PARAMETERS = "parameters"
+    OTHER = "other"
+
+
+class Wrapper(enum.Enum):
+    """The data-parallel wrapper around a model, which decides when the sync flag is read."""
+
+    NONE = "none"
+    DDP = "DDP"  # reads the flag in the forward
+    APEX_DDP = "apex DDP"
+    FSDP1 = "FSDP1"  # reads the flag in the backward
+    FSDP2 = "FSDP2"
+    ZERO = "ZeRO"
+    UNKNOWN = "unknown"  # wrapped by something that could not be followed
+
+    @property
+    def reads_flag_in_forward(self) -> bool:
+        return self in {Wrapper.DDP, Wrapper.APEX_DDP}
+
+    @property
+    def reads_flag_in_backward(self) -> bool:
+        return self in {Wrapper.FSDP1, Wrapper.FSDP2, Wrapper.ZERO}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the source: 1-based line and column, end exclusive in columns."""
+
+    path: str
+    line: int
+    column: int = 1
+    end_line: int = 0
+    end_column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """An object that takes part in training.
+
+    `uid` identifies the object (aliases share it); `name` is how the source spells it. `base` is the uid of the raw
+    module behind a wrapper, of the module that a sub-module belongs to, or of the module whose parameters an optimizer
+    holds; None when unknown. `known` says that its construction was followed (not only its name or use seen).
+    """
+
+    uid: int
+    name: str
+    role: Role
+    wrapper: Wrapper = Wrapper.NONE
+    base: int | None = None
+    known: bool = False
+    options: frozenset[str] = frozenset()  # e.g. "static_graph", "disabled", "prepared", "process_group"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of one loop that encloses an event: the loop's line, the index of the turn, and how the loop ends.
+
+    `entry` counts how often the loop had been entered before, so (line, entry) names one pass over a loader.
+    """
+
+    line: int
+    index: int
+    entry: int = 0
+    last: bool = False  # the loop's last turn
+    endless: bool = False  # the loop was cut by the rehearsal (while True, an infinite generator): it has no tail
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition under which an event happened."""
+
+    place: Place
+    text: str
+    cause: str  # "gate" (counter against K), "setting" (a choice of the user), "data", "rank", "clock", "memory", "exception", "unknown"
+    holds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened, with the state it saw. Fields that a kind does not use keep their defaults.
+
+    FORWARD   model, sync (the flag the forward saw), bypass (the wrapper was gone round), data (ids of its inputs)
+    LOSS      weight (of one unit in it)
+    BACKWARD  forwards (indices of the FORWARD events behind it), weight, scaler (that scaled the loss), sync,
+              reaches (uids of models whose parameters receive gradients), retains_graph
+    CLIP, UNSCALE, NORMALIZE, ZERO, STEP  targets (the optimizers concerned; empty means unknown: all),
+              NORMALIZE weight (the factor), STEP scaler (that it goes through)
+    SKIP      guard (the condition), skipped (kinds left out), leaves ("continue", "break", "return", "branch", "except")
+    OPAQUE    targets (the tracked objects that the unknown call received)
+    """
+
+    index: int
+    kind: Kind
+    place: Place
+    micro_batch: int
+    turns: tuple[Turn, ...] = ()
+    text: str = ""  # source of the call or statement, one line
+    rank: int = 0
+    model: Actor | None = None
+    scaler: Actor | None = None
+    targets: tuple[Actor, ...] = ()
+    sync: bool | None = None
+    bypass: bool = False
+    weight: Weight | None = None
+    forwards: tuple[int, ...] = ()
+    reaches: frozenset[int] = frozenset()
+    data: tuple[int, ...] = ()
+    retains_graph: bool = False
+    scaled: bool | None = None  # the loss of a BACKWARD is scaled for AMP; None when unknown
+    guards: tuple[Guard, ...] = ()
+    guard: Guard | None = None
+    skipped: frozenset[Kind] = frozenset()
+    leaves: str = ""
+    options: frozenset[str] = frozenset()
+    note: str = ""
+
+    def concerns(self, optimizer: Actor | None) -> bool:
+        """Whether the event belongs to this optimizer (an event with unknown targets belongs to all)."""
+        if optimizer is None or not self.targets:
+            return True
+        return any(target.uid == optimizer.uid or (optimizer.base is not None and target.uid == optimizer.base) for target in self.targets)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What happens to one new piece of data, in order."""
+
+    number: int
+    events: tuple[Event, ...]
+
+    def of(self, *kinds: Kind) -> tuple[Event, ...]:
+        return tuple(event for event in self.events if event.kind in kinds)
+
+    @property
+    def backwards(self) -> tuple[Event, ...]:
+        return self.of(Kind.BACKWARD)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The micro-batches between two STEPs of one optimizer, and the update's own events.
+
+    `micro_batches` hold the events up to the last BACKWARD before the step; `update` those after it, the STEP, and what
+    follows until the next micro-batch begins. A tail (micro-batches that no step follows) has `step` None.
+    """
+
+    optimizer: Actor | None
+    micro_batches: tuple[MicroBatch, ...]
+    update: tuple[Event, ...]
+    step: Event | None
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        return tuple(event for micro_batch in self.micro_batches for event in micro_batch.events) + self.update
+
+    def of(self, *kinds: Kind) -> tuple[Event, ...]:
+        return tuple(event for event in self.events if event.kind in kinds)
+
+    @property
+    def backwards(self) -> tuple[Event, ...]:
+        return self.of(Kind.BACKWARD)
+
+    @property
+    def size(self) -> int:
+        """Number of micro-batches that have a backward."""
+        return sum(1 for micro_batch in self.micro_batches if micro_batch.backwards)
+
+    @property
+    def boundary(self) -> MicroBatch | None:
+        """The micro-batch after which the optimizer steps."""
+        return next((micro for micro in reversed(self.micro_batches) if micro.backwards), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Something the source says that a rule may rest on, with the place that says it."""
+
+    place: Place
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """What is known of K: how the source spells it and the value that the rehearsal gave it."""
+
+    text: str
+    value: int
+    place: Place | None = None
+    literal: bool = False  # K stands in place as a number
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The windows of one training loop in order, and what is left over at the end.
+
+    `settings` are the answers that unknown conditions got in this rehearsal, the ones that differ from the default
+    first. `facts` hold evidence by name: "varying-units" (the number of valid targets varies), "ignored-targets",
+    "distributed", "rank-agreed" (a value was reduced over ranks), "means-to-accumulate", "engine-divides", "batchnorm".
+    `followed` is False where the rehearsal ended early or an unknown call could have hidden events.
+    """
+
+    path: str
+    place: Place  # of the loop
+    function: str
+    events: tuple[Event, ...]
+    accumulation: Accumulation | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    facts: Mapping[str, tuple[Evidence, ...]] = field(default_factory=dict)
+    followed: bool = True
+    judges_tail: bool = True
+    limits: tuple[str, ...] = ()  # what could not be followed, and why
+
+    def fact(self, name: str) -> Evidence | None:
+        """The first piece of evidence of that name."""
+        evidence = self.facts.get(name)
+        return evidence[0] if evidence else None
+
+    def of(self, *kinds: Kind) -> tuple[Event, ...]:
+        return tuple(event for event in self.events if event.kind in kinds)
+
+    @cached_property
+    def optimizers(self) -> tuple[Actor, ...]:
+        """The optimizers that step, in the order of their first step."""
+        seen: dict[int, Actor] = {}
+        for event in self.of(Kind.STEP):
+            for target in event.targets:
+                seen.setdefault(target.uid, target)
+        return tuple(seen.values())
+
+    @cached_property
+    def _windows(self) -> dict[int | None, tuple[tuple[Window, ...], Window | None]]:
+        return {None if actor is None else actor.uid: cut_windows(self.events, actor) for actor in (self.optimizers or (None,))}
+
+    def windows(self, optimizer: Actor | None = None) -> tuple[Window, ...]:
+        """The complete windows of one optimizer (of the first, when none is named)."""
+        return self._cut(optimizer)[0]
+
+    def tail(self, optimizer: Actor | None = None) -> Window | None:
+        """The micro-batches left over at the end, or None."""
+        return self._cut(optimizer)[1]
+
+    def all_windows(self) -> Iterator[Window]:
+        """The complete windows of every optimizer."""
+        for windows, _ in self._windows.values():
+            yield from windows
+
+    def _cut(self, optimizer: Actor | None) -> tuple[tuple[Window, ...], Window | None]:
+        if optimizer is None:
+            return next(iter(self._windows.values()))
+        return self._windows[optimizer.uid]
+
+    @cached_property
+    def accumulates(self) -> bool:
+        """Whether some window has two or more micro-batches, or the code says that it means to accumulate."""
+        return any(window.size >= 2 for window in self.all_windows()) or bool(self.fact("means-to-accumulate"))
+
+
+def cut_windows(events: tuple[Event, ...], optimizer: Actor | None) -> tuple[tuple[Window, ...], Window | None]:
+    """Cuts the events at the steps of one optimizer; returns the windows and the tail.
+
+    What follows a step belongs to its window until the next DATA, FORWARD or BACKWARD.
+    """
+    windows: list[Window] = []
+    pending: list[Event] = []
+    step: Event | None = None
+    for event in events:
+        if step is not None and event.kind in {Kind.DATA, Kind.FORWARD, Kind.BACKWARD}:
+            windows.append(_window(optimizer, pending, step))
+            pending, step = [], None
+        pending.append(event)
+        if event.kind is Kind.STEP and optimizer is not None and event.concerns(optimizer):
+            step = event
+    if step is not None:
+        windows.append(_window(optimizer, pending, step))
+        pending = []
+    tail = _window(optimizer, pending, None)
+    return tuple(windows), tail if tail.backwards else None
+
+
+def _window(optimizer: Actor | None, events: list[Event], step: Event | None) -> Window:
+    last = max((at for at, event in enumerate(events) if event.kind is Kind.BACKWARD), default=-1)
+    groups: dict[int, list[Event]] = {}
+    for event in events[: last + 1]:
+        groups.setdefault(event.micro_batch, []).append(event)
+    micro_batches = tuple(MicroBatch(number, tuple(group)) for number, group in groups.items())
+    return Window(optimizer, micro_batches, tuple(events[last + 1 :]), step)

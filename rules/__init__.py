@@ -1,0 +1,1 @@
+"""The catalogue: one module a rule, whose docstring is the page."""

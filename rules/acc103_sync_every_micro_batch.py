@@ -1,0 +1,111 @@
+"""DDP reduces the gradients on every micro-batch of a window.
+
+## What it does
+Reports an accumulation loop over a `DistributedDataParallel` model in which micro-batches that no step follows run
+with synchronisation on.
+
+## Why is this bad?
+The gradients are right: reducing a sum that is already reduced changes nothing but rounding. But each window pays K
+reductions of the whole model where one would do. On a slow interconnect that is most of the step's time.
+
+## Example
+```python
+for i, (x, y) in enumerate(loader):
+    loss = criterion(model(x), y) / accumulation_steps
+    loss.backward()
+    if (i + 1) % accumulation_steps == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+```
+Use instead:
+```python
+for i, (x, y) in enumerate(loader):
+    boundary = (i + 1) % accumulation_steps == 0
+    with nullcontext() if boundary else model.no_sync():
+        loss = criterion(model(x), y) / accumulation_steps
+        loss.backward()
+    if boundary:
+        optimizer.step()
+        optimizer.zero_grad()
+```
+
+## How it is measured
+The number of reduced buckets in a window is K times the number of buckets of the model.
+
+## When it is silent
+FSDP and ZeRO, where deferring the reduction costs the memory of full gradients and is a choice; `static_graph=True`,
+which does not go with `no_sync`; features cached first and replayed chunk by chunk; a wrapper whose construction is
+not seen. Where a launcher or a setting decides whether the model is wrapped at all, it is only an information. If ACC101, ACC108 or
+ACC109 explains the reductions, they say so alone.
+
+## References
+- https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (`no_sync`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from accumlint.rules._order import family, sureness
+from accumlint.rules._sync import own_forwards
+
+from accumlint.findings import Finding, Severity, at
+from accumlint.rule import rule
+from accumlint.trace import Actor, Event, Kind, Trace, Window
+
+AT_RUN_TIME = frozenset({"prepared", "optional"})  # the wrapper is a launcher's or a setting's choice
+
+
+@rule("ACC103", "sync-every-micro-batch", Severity.WARNING, measured="buckets reduced on micro-batches off the boundary")
+def check(trace: Trace) -> Iterator[Finding]:
+    if trace.fact("replays-features"):
+        return
+    explained = _explained_elsewhere(trace)
+    for window in trace.all_windows():
+        if window.size < 2:
+            continue
+        for backward in _off_boundary(window):
+            for forwards in own_forwards(trace, backward).values():
+                model = forwards[-1].model
+                if model is not None and _judged(model) and family(model) not in explained and forwards[-1].sync is True:
+                    yield _finding(trace, window, backward, model)
+
+
+def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Finding:
+    k = trace.accumulation.text if trace.accumulation else "K"
+    return at(
+        "ACC103",
+        backward,
+        f"`{model.name}` reduces its gradients in every backward, `{k}` times an update, where once is enough",
+        help=f"run the forward and the backward of all but the window's last micro-batch in `{model.name}.no_sync()`",
+        window=window,
+        confidence=sureness(trace, window.events[0], backward, model),
+        severity=Severity.INFO if model.options & AT_RUN_TIME else None,
+    )
+
+
+def _judged(model: Actor) -> bool:
+    return model.known and model.wrapper.reads_flag_in_forward and "static_graph" not in model.options
+
+
+def _off_boundary(window: Window) -> Iterator[Event]:
+    """Backwards of the micro-batches before the boundary.
+
+    Left out are those in `no_sync` (its effect is another rule's) and the last turn of a loop: a code that synchronises
+    there means to flush.
+    """
+    for micro_batch in window.micro_batches:
+        if micro_batch is window.boundary:
+            return
+        for backward in micro_batch.backwards:
+            if backward.sync is not False and "replay" not in backward.options and not any(turn.last for turn in backward.turns[-1:]):
+                yield backward
+
+
+def _explained_elsewhere(trace: Trace) -> set[int]:
+    """Families whose reductions other rules explain: gone round (ACC108), or no_sync asked of the wrong object (ACC109)."""
+    forwards = trace.of(Kind.FORWARD)
+    families = {family(event.model) for event in forwards if event.model is not None}
+    bypassed = {family(event.model) for event in forwards if event.model is not None and event.bypass}
+    asked = {None if event.model is None else family(event.model) for event in trace.of(Kind.SYNC_OFF)}
+    return bypassed | (families - {one for one in asked if one is not None} if asked else set())

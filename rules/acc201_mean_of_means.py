@@ -1,0 +1,94 @@
+"""Means over different numbers of targets are averaged as if they were equal.
+
+## What it does
+Reports a loss that is a mean over the targets of its own micro-batch and is then divided by K, where the source shows
+that the number of targets varies: padding, masked or ignored targets, sequences of different length.
+
+## Why is this bad?
+A target of a micro-batch with n valid targets gets the weight 1/(nK). Targets in short micro-batches count more than those
+in long ones, so another objective is trained than the mean over all targets. Loss curves look healthy and all ranks agree:
+nothing shows the difference but the gradient.
+
+## Example
+```python
+for batch in window:
+    logits = model(batch.ids)
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-100) / K
+    loss.backward()
+```
+Use instead:
+```python
+targets = sum((batch.labels != -100).sum() for batch in window)
+for batch in window:
+    logits = model(batch.ids)
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-100, reduction="sum")
+    (loss / targets).backward()
+```
+With several ranks sum `targets` over them, and multiply the loss by the number of ranks, over which the gradients are
+averaged.
+
+## How it is measured
+The coefficient of a target, read from the upstream gradient of the loss call, differs between micro-batches in the ratio
+of 1/n.
+
+## When it is silent
+Nothing in the source lets the number of targets vary; only the ragged last batch differs; nothing produces the
+`ignore_index`; each sequence has its own mean on purpose. Where a framework divides by K and offers no count of the
+targets (Accelerate, DeepSpeed, Lightning's automatic optimisation) the finding is an info, off by default.
+
+## References
+- <https://huggingface.co/blog/gradient_accumulation>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from accumlint.rules._division import Contribution, Normalised, accumulating, setting
+
+from accumlint.findings import Finding, Severity, at
+from accumlint.rule import rule
+from accumlint.trace import Event, Kind, Place, Trace, Window
+from accumlint.weight import Quantity
+
+
+@rule("ACC201", "mean-of-means", Severity.ERROR, measured="coefficients differ between micro-batches or ranks in the ratio of 1/n")
+def check(trace: Trace) -> Iterator[Finding]:
+    evidence = trace.fact("varying-units")
+    if evidence is None:
+        return
+    for window, contributions in accumulating(trace):
+        averaged = [each for each in contributions if _mean_over_k(each)]
+        if not averaged or len({each.weight.share for each in averaged}) != 1:
+            continue
+        for each in averaged:
+            guilty, text = _division(each, window)
+            by_hand = any(not factor.implicit for factor in each.divisions)
+            yield at(
+                "ACC201",
+                each.backward,
+                f"`{text or setting(trace)}` gives every micro-batch the same weight, but the number of targets varies "
+                f"({evidence.text or 'see the data'}): a target counts more in a micro-batch that has few",
+                help="sum the losses and divide by the number of valid targets of the whole window, over all ranks",
+                window=window,
+                place=guilty,
+                severity=None if by_hand else Severity.INFO,
+            )
+
+
+def _mean_over_k(contribution: Contribution) -> bool:
+    """A mean divided by K once: undivided means are another mistake, and so are twice divided ones."""
+    return contribution.normalised is Normalised.MICRO_BATCH and contribution.weight.power(Quantity.ACCUMULATION) == -1
+
+
+def _division(contribution: Contribution, window: Window) -> tuple[Place, str]:
+    for factor in reversed(contribution.divisions):
+        if not factor.implicit and factor.place is not None:
+            return factor.place, f"/ {factor.text}" if factor.text else ""
+    loss = _loss(contribution.backward, window)
+    return loss.place, loss.text
+
+
+def _loss(backward: Event, window: Window) -> Event:
+    losses = [event for event in window.of(Kind.LOSS) if event.micro_batch == backward.micro_batch and event.index < backward.index]
+    return losses[-1] if losses else backward

@@ -1,0 +1,89 @@
+"""K mean losses are added up and never divided by K.
+
+## What it does
+Reports the backward of a mean loss in a window of K micro-batches when neither the loss nor the gradients are divided
+by K (or by the targets of the window) before the optimizer steps.
+
+## Why is this bad?
+The gradients of the micro-batches are added. Without a division the update is that of K mean losses: K times the gradient
+of the batch that was meant. With SGD this is K times the learning rate; a gradient norm to clip at is reached K times
+sooner; an adaptive optimizer hides the factor, save for its epsilon and for terms that do not grow with it, such as a
+regulariser added once a window.
+
+## Example
+```python
+for i, (x, y) in enumerate(loader):
+    loss = criterion(model(x), y)
+    loss.backward()
+    if (i + 1) % args.accum == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+```
+Use instead:
+```python
+for i, (x, y) in enumerate(loader):
+    loss = criterion(model(x), y) / args.accum
+    loss.backward()
+    if (i + 1) % args.accum == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+```
+
+## How it is measured
+The upstream gradient that reaches each loss call, times what happened to `.grad` before the step, is added up over the
+window: about K instead of 1.
+
+## When it is silent
+Losses that are sums, with a learning rate to match; losses whose formula could not be followed; engines and communication
+hooks that divide; the replay of cached features over the chunks of one batch. A division by the element count of a
+scalar, `x.sum() / x.sum().numel()`, is no division. A factor that is a plain number is taken for an intended weight when
+it divides.
+
+## References
+- <https://pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from accumlint.rules._division import Contribution, Normalised, accumulating, confidence, setting
+
+from accumlint.findings import Finding, Severity, at
+from accumlint.rule import rule
+from accumlint.trace import Trace
+from accumlint.weight import Quantity
+
+OTHERWISE_RIGHT = ("sum-convention", "engine-divides", "replays-features")
+
+
+@rule("ACC202", "unnormalised-accumulation", Severity.WARNING, measured="coefficients of the window sum to about K instead of 1")
+def check(trace: Trace) -> Iterator[Finding]:
+    if trace.accumulation is None or any(trace.fact(name) for name in OTHERWISE_RIGHT):
+        return
+    k = setting(trace)
+    for window, contributions in accumulating(trace):
+        for each in contributions:
+            if _undivided(each) and not _divided_by_hook(trace, each):
+                text = each.backward.text or "the backward"
+                yield at(
+                    "ACC202",
+                    each.backward,
+                    f"`{text}` adds a mean loss that nothing divides by `{k}` before the step: "
+                    f"the window's gradient is `{k}` times too large",
+                    help=f"divide the loss by `{k}`, or the summed losses by the targets of the window",
+                    window=window,
+                    confidence=confidence(trace, window),
+                )
+
+
+def _undivided(contribution: Contribution) -> bool:
+    weight = contribution.weight
+    if weight.mixed or weight.of(Quantity.ACCUMULATION) or contribution.normalised is not Normalised.MICRO_BATCH:
+        return False
+    return not any(factor.power < 0 or (factor.value is not None and factor.value < 1) for factor in weight.of(Quantity.CONSTANT))
+
+
+def _divided_by_hook(trace: Trace, contribution: Contribution) -> bool:
+    forwards = [event for event in trace.events if event.index in contribution.backward.forwards]
+    return any(event.model is not None and "comm-hook" in event.model.options for event in forwards)

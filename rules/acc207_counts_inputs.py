@@ -1,0 +1,79 @@
+"""The denominator counts inputs where the loss counts valid targets.
+
+## What it does
+Reports a loss divided by a number of inputs (an attention mask, `numel()` of the ids or labels, the labels before the
+shift) where the source produces targets that the loss ignores.
+
+## Why is this bad?
+Prompts, padding and the position that the shift drops are in the denominator but not in the loss. The update is smaller by
+the ratio of the two counts, and the ratio changes from window to window.
+
+## Example
+```python
+tokens = sum(batch["attention_mask"].sum() for batch in window)
+for batch in window:
+    loss = F.cross_entropy(model(batch["ids"]), batch["labels"], ignore_index=-100, reduction="sum") / tokens
+    loss.backward()
+```
+Use instead:
+```python
+tokens = sum((batch["labels"] != -100).sum() for batch in window)
+for batch in window:
+    loss = F.cross_entropy(model(batch["ids"]), batch["labels"], ignore_index=-100, reduction="sum") / tokens
+    loss.backward()
+```
+
+## How it is measured
+The count implied by the coefficients is larger than the number of valid targets that the loss calls saw.
+
+## When it is silent
+Nothing produces ignored or masked targets: then inputs and targets are as many.
+
+## References
+- <https://huggingface.co/blog/gradient_accumulation>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from accumlint.rules._division import place_of, stepping, written
+
+from accumlint.findings import Finding, Severity, at
+from accumlint.rule import rule
+from accumlint.trace import Kind, Place, Trace, Window
+from accumlint.weight import Factor, Quantity
+
+
+@rule("ACC207", "counts-inputs", Severity.WARNING, measured="the count used differs from the valid targets seen by the loss")
+def check(trace: Trace) -> Iterator[Finding]:
+    evidence = trace.fact("ignored-targets")
+    if evidence is None:
+        return
+    for window, contributions in stepping(trace):
+        for each in contributions:
+            by_inputs = written(each.weight, Quantity.INPUTS)
+            if not by_inputs:
+                continue
+            factor = by_inputs[-1]
+            yield at(
+                "ACC207",
+                each.backward,
+                f"`{factor.text or 'the denominator'}` counts inputs, "
+                f"but the loss ignores some targets ({evidence.text or 'see the labels'})",
+                help="count the labels that the loss uses: after the shift, without the ignored index",
+                window=window,
+                place=_count(factor, window) or place_of(factor, each.backward),
+            )
+
+
+def _count(factor: Factor, window: Window) -> Place | None:
+    """Where the inputs of this factor were counted, when the trace can tell."""
+    counted = {
+        event.place: event.weight.of(Quantity.INPUTS)[0]
+        for event in window.of(Kind.COUNT)
+        if event.weight is not None and event.weight.of(Quantity.INPUTS)
+    }
+    same = [place for place, each in counted.items() if factor.root and each.root == factor.root]
+    places = same or list(counted)
+    return places[0] if len(places) == 1 else None

@@ -1,0 +1,116 @@
+"""Gradients are cleared inside the window, before the step that should use them.
+
+## What it does
+Reports a `zero_grad` between a backward and the optimizer step that this backward is meant for.
+
+## Why is this bad?
+The step uses only what came after the last `zero_grad`. With a clearing in every micro-batch that is the last micro-batch alone, usually
+with a loss divided by K: K-1 of K micro-batches are computed and thrown away, and nothing looks wrong but a slow descent.
+
+## Example
+```python
+for i, batch in enumerate(loader):
+    optimizer.zero_grad()
+    (model(batch) / accum_steps).backward()
+    if (i + 1) % accum_steps == 0:
+        optimizer.step()
+```
+Use instead:
+```python
+for i, batch in enumerate(loader):
+    (model(batch) / accum_steps).backward()
+    if (i + 1) % accum_steps == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+```
+In Accelerate a prepared optimizer's `zero_grad` runs in the last micro-batch only; as the first statement inside `accumulate` it clears the
+window right there. It belongs after the step.
+
+## How it is measured
+Gradients that a backward of this window wrote are cleared before any step has read them.
+
+## When it is silent
+- A probe: the cleared backward ran on the same micro-batch as the one that follows.
+- The clearing opens the window (`if i % accum_steps == 0: optimizer.zero_grad()` before the backward).
+- What is cleared are the leftovers of an epoch that ended inside a window (ACC307).
+- It clears another optimizer's parameters, or what another optimizer's loss left behind.
+- The gradients were copied before (per-sample clipping).
+- It runs only on a condition on data, such as a loss that is not finite.
+
+## References
+- PyTorch, `torch.optim.Optimizer.zero_grad`: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from accumlint.rules._boundary import GATED, Boundaries, passes
+
+from accumlint.findings import Finding, Severity, at
+from accumlint.rule import rule
+from accumlint.trace import Event, Kind, Trace, Window
+
+CODE = "ACC302"
+COPIED = "copied"  # the gradients were read into something else first
+
+
+@rule(CODE, "zero-grad-inside-window", Severity.ERROR, measured="gradients cleared between their backward and the step")
+def check(trace: Trace) -> Iterator[Finding]:
+    view = Boundaries(trace)
+    for window in trace.all_windows():
+        own = view.own(window)
+        cleared = -1
+        for zero in _clearings(view, window):
+            wiped = tuple(one for one in own if cleared < one.index < zero.index)
+            rest = tuple(one for one in own if one.index > zero.index)
+            cleared = zero.index
+            if _is_inside(window, zero, wiped, rest):
+                yield _finding(view, window, zero, wiped, rest)
+
+
+def _clearings(view: Boundaries, window: Window) -> Iterator[Event]:
+    """The clearings of this optimizer's gradients before the window's step."""
+    for event in window.of(Kind.ZERO):
+        if window.step is None or event.index > window.step.index:
+            return
+        if {GATED, COPIED} & event.options or any(guard.cause == "data" for guard in event.guards):
+            continue
+        if view.acts_on(event, window.optimizer):
+            yield event
+
+
+def _is_inside(window: Window, zero: Event, wiped: tuple[Event, ...], rest: tuple[Event, ...]) -> bool:
+    if not wiped or window.step is None:
+        return False
+    if not rest:
+        between = (event.kind for event in window.events if zero.index < event.index < window.step.index)
+        return not any(kind in {Kind.DATA, Kind.FORWARD} for kind in between)
+    lost = [one for one in wiped if one.micro_batch < rest[0].micro_batch and _in_one_pass(one, zero)]
+    return bool(lost) and not _is_in_inner_loop(zero, wiped[-1], rest[0])
+
+
+def _in_one_pass(backward: Event, zero: Event) -> bool:
+    """Whether the clearing lies in the same pass of the loops; leftovers cleared in the next epoch do not."""
+    return passes(backward) <= passes(zero) or not backward.turns
+
+
+def _is_in_inner_loop(zero: Event, before: Event, after: Event) -> bool:
+    """Whether several passes over one micro-batch (an attack's steps) have the clearing between them."""
+    return before.micro_batch == after.micro_batch and len(zero.turns) > min(len(before.turns), len(after.turns))
+
+
+def _finding(view: Boundaries, window: Window, zero: Event, wiped: tuple[Event, ...], rest: tuple[Event, ...]) -> Finding:
+    step = window.step.text if window.step is not None else "the step"
+    count = len({one.micro_batch for one in wiped})
+    lost = "the last micro-batch" if count == 1 else f"{count} micro-batches"
+    where = "inside the window" if rest else "between the backward and the step"
+    return at(
+        CODE,
+        zero,
+        f"`{zero.text}` runs {where} and clears the gradients of {lost} before `{step}` could use them.",
+        help=f"clear once a window, right after `{step}`",
+        window=window,
+        confidence=view.confidence(window.optimizer, wiped[-1].index, zero.index),
+        guilty=(*wiped, zero),
+    )

@@ -1,0 +1,136 @@
+"""The micro-batches left at the end of a loader are never stepped on their own.
+
+## What it does
+Looks at the end of every pass over a loader whose length K does not divide. The last micro-batches have run their backward, but the
+boundary test is not true for them, and then either a later statement zeroes their gradients or the next pass, whose index starts at 0
+again, adds a full window on top of them.
+
+## Why is this bad?
+Zeroed gradients are data that was paid for and thrown away, in every pass. Gradients that leak into the next pass make its first
+window larger than K, so its update is too large and mixes two epochs. A loader shorter than K never updates the model at all.
+
+## Example
+```python
+for epoch in range(epochs):
+    for i, batch in enumerate(loader):
+        (model(batch).mean() / accum).backward()
+        if (i + 1) % accum == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+```
+Use instead:
+```python
+for epoch in range(epochs):
+    for i, batch in enumerate(loader):
+        first = i // accum * accum
+        window = min(accum, len(loader) - first)
+        (model(batch).mean() / window).backward()
+        if i + 1 == first + window:
+            optimizer.step()
+            optimizer.zero_grad()
+```
+
+## How it is measured
+A pass over the data ends inside a window, and the next event on those gradients is a zero, or a backward of the next pass whose window
+closes later than a full one.
+
+## When it is silent
+- The loop over the loader is not repeated: at most K - 1 micro-batches are lost in a run.
+- The loader does not end.
+- The counter runs on over the epochs, so that the leftovers belong to a full window.
+- The rest is cleared on purpose right after the loop, in the same epoch.
+- The rest is dropped before its forward.
+
+## References
+- https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
+- https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from accumlint.findings import Finding, Severity, at
+from accumlint.rule import rule
+from accumlint.rules._boundary import Boundaries
+from accumlint.trace import Event, Guard, Kind, Trace, Turn, Window
+
+HELP = "step on the last batch too (`or i + 1 == len(loader)`) and divide that window by its own size, or drop the rest before its forward"
+
+
+@rule(
+    "ACC307", "tail-lost", Severity.WARNING, measured="a pass over the data ends inside a window whose gradients are then zeroed or mixed"
+)
+def check(trace: Trace) -> Iterator[Finding]:
+    if not trace.judges_tail:
+        return
+    boundaries = Boundaries(trace)
+    for optimizer in trace.optimizers:
+        windows = trace.windows(optimizer)
+        for window in windows[1:]:
+            yield from _leftovers(boundaries, windows[0], window)
+
+
+def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterator[Finding]:
+    own = boundaries.own(window)
+    crossed_by_all = {turn.line for before, after in pairwise(boundaries.own(first)) if (turn := _crossed(before, after))}
+    for before, after in pairwise(own):
+        turn = _crossed(before, after)
+        if turn is None or turn.line in crossed_by_all or window.step is None:
+            continue
+        zeros = [
+            one for one in window.of(Kind.ZERO) if before.index < one.index < after.index and boundaries.acts_on(one, window.optimizer)
+        ]
+        fate = _discarded(zeros, before, after, turn) if zeros else _mixed(boundaries, first, own, after)
+        if fate:
+            gate = _gate(window.step)
+            test = f"`{gate.text}` is not true" if gate else f"`{window.step.text}` is not reached"
+            yield at(
+                "ACC307",
+                window.step,
+                f"{test} for the micro-batches left at the end of a pass over the loader: {fate}",
+                help=HELP,
+                window=window,
+                guilty=(before, window.step),
+                place=gate.place if gate else None,
+                confidence=boundaries.confidence(window.optimizer, before.index, after.index),
+            )
+
+
+def _crossed(before: Event, after: Event) -> Turn | None:
+    """The outermost loop that ended after the first event and was entered anew for the second."""
+    for old, new in zip(before.turns, after.turns, strict=False):
+        if old.line != new.line:
+            return None
+        if old.entry != new.entry:
+            return None if old.endless else new
+    return None
+
+
+def _discarded(zeros: list[Event], before: Event, after: Event, turn: Turn) -> str:
+    """What a zero between two passes discards; "" where it is a clean-up on purpose."""
+    depth = after.turns.index(turn)
+    for zero in zeros:
+        within = zero.turns[depth : depth + 1]
+        starts_next = bool(within) and (within[0].line, within[0].entry) == (turn.line, turn.entry)
+        if not starts_next and _positions(zero.turns[:depth]) == _positions(before.turns[:depth]):
+            return ""
+    return f"`{zeros[0].text}` in line {zeros[0].place.line} discards their gradients before any step"
+
+
+def _mixed(boundaries: Boundaries, first: Window, own: tuple[Event, ...], after: Event) -> str:
+    """What the next pass adds on top; "" where the leftovers belong to a window of the usual size."""
+    size = boundaries.size(first)
+    restart = len({one.micro_batch for one in own if one.index >= after.index})
+    if restart != size or len({one.micro_batch for one in own}) == size:
+        return ""
+    return "the next pass adds a full window on top of their gradients before it steps"
+
+
+def _positions(turns: tuple[Turn, ...]) -> list[tuple[int, int, int]]:
+    return [(turn.line, turn.entry, turn.index) for turn in turns]
+
+
+def _gate(step: Event) -> Guard | None:
+    return next((guard for guard in reversed(step.guards) if guard.cause == "gate"), None)
