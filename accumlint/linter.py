@@ -249,7 +249,7 @@ def _rehearse(source: Source, settings: Settings, findings: list[Finding], warni
     """Judges every training loop of a file; returns whether some loop could not be followed to the end."""
     if not concerns(source.text.encode("utf-8", "surrogatepass")):
         return False
-    gave_up = False
+    gave_up = followed = False
     try:
         from accumlint.judge import judge_rehearsal
         from accumlint.rule import catalogue
@@ -262,13 +262,15 @@ def _rehearse(source: Source, settings: Settings, findings: list[Finding], warni
                 if finding.key not in seen:
                     seen.add(finding.key)
                     findings.append(finding)
-            gave_up = gave_up or any(not trace.followed for trace in rehearsal.traces(3))
+            traces = rehearsal.traces(3)
+            followed = followed or bool(traces)
+            gave_up = gave_up or bool(rehearsal.limits) or any(trace.limits or not trace.followed for trace in traces)
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # a bug here must not keep the rest of a tree from being linted
         warnings.append(f"internal error, please report it: {type(error).__name__}: {error} ({_where(error)})")
         return True
-    return gave_up
+    return gave_up or (not followed and "backward" in source.text)
 
 
 def _where(error: BaseException) -> str:

@@ -79,11 +79,11 @@ def _steady_singles(trace: Trace, view: Boundaries, windows: list[Window]) -> It
         for window in windows:
             factor = _share(trace, view, window)
             if window.step is not None and factor is not None and GATED not in window.step.options:
-                yield _finding(trace, window, f"{_who_divides(factor)}: each update uses a fraction of one micro-batch's gradient")
+                yield _finding(window, f"{_who_divides(factor)}: each update uses a fraction of one micro-batch's gradient")
     elif _flag_toggles(trace, view, windows):
         for window in windows:
             if window.step is not None and any(one.sync is False for one in view.own(window)):
-                yield _finding(trace, window, "synchronisation is switched off for this one as if the window went on")
+                yield _finding(window, "synchronisation is switched off for this one as if the window went on")
 
 
 def _stray_steps(trace: Trace, view: Boundaries, windows: list[Window]) -> Iterator[Finding]:
@@ -164,13 +164,12 @@ def _divisor(factor: Factor) -> str:
     return f"`{factor.text}`" if factor.text else "K"
 
 
-def _finding(trace: Trace, window: Window, why: str) -> Finding:
+def _finding(window: Window, why: str) -> Finding:
     assert window.step is not None
-    k = trace.accumulation.text if trace.accumulation is not None else "K"
     return at(
         CODE,
         window.step,
         f"`{window.step.text}` runs after every micro-batch, but {why}.",
-        help=f"step and zero only where a window of `{k}` micro-batches ends",
+        help="step and zero only where a window of K micro-batches ends",
         window=window,
     )

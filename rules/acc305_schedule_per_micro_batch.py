@@ -45,12 +45,13 @@ More scheduler steps than optimizer updates.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from accumlint.rules._boundary import GATED, Boundaries, passes
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.trace import Event, Kind, Place, Role, Trace, Window
+from accumlint.trace import Event, Kind, Place, Role, Trace
 
 CODE = "ACC305"
 MEANT = frozenset({"absolute", "prepared", "horizon-in-micro-batches", GATED})
@@ -59,32 +60,33 @@ MEANT = frozenset({"absolute", "prepared", "horizon-in-micro-batches", GATED})
 @rule(CODE, "schedule-per-micro-batch", Severity.ERROR, measured="more scheduler steps than updates")
 def check(trace: Trace) -> Iterator[Finding]:
     view = Boundaries(trace)
-    for window in trace.all_windows():
-        for calls in _by_place(view, window).values():
-            first = calls[0]
-            following = next((call for call in calls if call.micro_batch != first.micro_batch), None)
+    windows = [window for window in trace.all_windows() if window.step is not None]
+    for calls in _by_place(trace).values():
+        for call, following in pairwise(calls):
             # A STEP of any optimizer in between may be the one that this scheduler follows.
-            if following is None or window.step is None or view.steps_between(first.index, following.index):
+            if call.micro_batch == following.micro_batch or view.steps_between(call.index, following.index):
+                continue
+            window = next((one for one in windows if call in one.events), None)
+            if window is None or window.step is None:
                 continue
             yield at(
                 CODE,
-                first,
-                f"`{first.text}` advances the schedule in every micro-batch, but `{window.step.text}` runs once a window.",
+                call,
+                f"`{call.text}` advances the schedule in every micro-batch, but `{window.step.text}` runs once a window.",
                 help=f"advance it beside `{window.step.text}`, or count its total in micro-batches",
                 window=window,
-                confidence=min(_confidence(first), view.confidence(window.optimizer, first.index, following.index)),
-                guilty=calls,
+                confidence=min(_confidence(call), view.confidence(window.optimizer, call.index, following.index)),
             )
 
 
-def _by_place(view: Boundaries, window: Window) -> dict[Place, tuple[Event, ...]]:
-    """The scheduler's calls in micro-batches of this window, by line."""
-    loops = {one.micro_batch: passes(one) for one in view.own(window)}
-    found: dict[Place, tuple[Event, ...]] = {}
-    for event in window.of(Kind.SCHEDULE):
+def _by_place(trace: Trace) -> dict[Place, list[Event]]:
+    """The scheduler's calls, by line, that stand in the same loop as the micro-batch's backward."""
+    loops = {one.micro_batch: passes(one) for one in trace.of(Kind.BACKWARD)}
+    found: dict[Place, list[Event]] = {}
+    for event in trace.of(Kind.SCHEDULE):
         inside = event.micro_batch in loops and loops[event.micro_batch] <= passes(event)
         if inside and not MEANT & event.options:
-            found[event.place] = (*found.get(event.place, ()), event)
+            found.setdefault(event.place, []).append(event)
     return found
 
 

@@ -97,7 +97,7 @@ def _inverted(trace: Trace, view: Boundaries, optimizer: Actor, windows: list[Wi
     missing = sorted(set(order.values()) - stepped)
     if len(order) < k + 1 or not missing or missing != list(range(missing[0], len(order), k)) or missing[0] >= k:
         return ""
-    return f"holds on every micro-batch but each {k}th: the test is inverted"
+    return f"holds on every micro-batch but one in {k}: the test is inverted"
 
 
 def _stuck(trace: Trace, view: Boundaries, optimizer: Actor) -> str:

@@ -82,9 +82,9 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if os.environ.get("ACCUMLINT_TRACEBACK"):
+        if os.environ.get("ACCUMLINT_DEBUG"):
             raise
-        _complain(f"internal error: {type(error).__name__}: {error}", "Please report it with what ACCUMLINT_TRACEBACK=1 shows.")
+        _complain(f"internal error: {type(error).__name__}: {error}", "Please report it with what ACCUMLINT_DEBUG=1 shows.")
     return USAGE
 
 

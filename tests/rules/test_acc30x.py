@@ -503,8 +503,9 @@ def schedule(loop: Loop, *, options: str = "", targets: tuple[Actor, ...] = ()) 
     loop.build.add(Kind.SCHEDULE, 60, text="scheduler.step()", options=frozenset(options.split()), targets=targets)
 
 
-def test_a_schedule_that_advances_in_every_micro_batch() -> None:
-    loop = Loop()
+@pytest.mark.parametrize("k", [2, 3])
+def test_a_schedule_that_advances_in_every_micro_batch(k: int) -> None:
+    loop = Loop(k=k, share=k)
     loop.close = lambda i: schedule(loop)
     assert lines(acc305, loop.run()) == [60]
 

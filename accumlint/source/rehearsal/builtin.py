@@ -187,7 +187,9 @@ def _sequence(state: Calls, call: Call) -> Value:
         return Items(list(source.items), kind, source.open, source.length, data=source.data)
     opened, root = state.openness(source, call.node)
     ranged = isinstance(source, Stream) and source.kind == "range"
-    items = state.each(source, call.node)
+    items = state.each(source, call.node, 1 if opened else None)
+    if opened and root is None:
+        root = Root(("items", call.node.lineno, call.node.col_offset), "len", "length")
     return Items(items, kind, opened, root, data=not ranged and bool(items) and opened)
 
 

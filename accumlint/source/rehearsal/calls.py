@@ -216,6 +216,7 @@ class Calls(State):
                 frame.names[name] = default if default is not None else self.parameter(function, name)
 
     def _argument(self, name: str, node: ast.AST | None, value: Value) -> Value:
+        self.christen(name, self.force(value) if not isinstance(value, Phi) else value)
         return self.named_constant(name, node, value)
 
     def named_constant(self, name: str, node: ast.AST | None, value: Value) -> Value:

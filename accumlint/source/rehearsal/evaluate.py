@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from accumlint.source.rehearsal.arithmetic import combine
+from accumlint.source.rehearsal.arithmetic import combine, count
 from accumlint.source.rehearsal.names import BUILTINS
 from accumlint.source.rehearsal.state import Call, Frame, State
 from accumlint.source.rehearsal.values import (
@@ -34,6 +34,7 @@ from accumlint.source.rehearsal.values import (
     key_of,
 )
 from accumlint.trace import Role
+from accumlint.weight import Quantity
 
 LARGEST_NUMBER = 10**9
 
@@ -114,6 +115,8 @@ class Expressions(State):
             made.weight, made.reduced = value.weight, value.reduced
         if name == "grad" or value.name == "grad":
             made.name = "grad"
+        elif name == "shape":
+            made.forwards, made.born = frozenset(), frozenset()
         value.attributes[name] = made
         return made
 
@@ -208,11 +211,16 @@ class Expressions(State):
         except TypeError:
             return self._unknown(node)
         if found is None:
+            samples = list(value.items.values())
+            if samples and value.text == "" and not isinstance(key, Known):
+                return samples[0]
             found = self.opaque(("[]", value.key, name), f"{value.text}[{name!r}]", name=str(name))
             value.items[name] = found
         return found
 
     def _opaque_item(self, value: Opaque, key: Value, node: ast.AST) -> Value:
+        if value.name == "shape":
+            return count(self, Quantity.INPUTS, ("[]", value.key, key_of(key)), node, value)
         label = key.value if isinstance(key, Known) else None
         if isinstance(label, str) or (isinstance(label, int) and not isinstance(label, bool) and not value.born):
             known = value.attributes.get(f"[{label!r}]")
@@ -473,8 +481,9 @@ class Expressions(State):
         values = self._comprehension(node, ast.Tuple([node.key, node.value], ast.Load()), "list")
         made = Mapping({}, ("dict", id(node)), "")
         for pair in values.items if isinstance(values, Items) else ():
-            if isinstance(pair, Items) and isinstance(pair.items[0], Known):
-                made.items[pair.items[0].value] = pair.items[1]
+            if isinstance(pair, Items):
+                key = self.force(pair.items[0])
+                made.items[key.value if isinstance(key, Known) else ("?", key_of(key))] = pair.items[1]
         return made
 
     def _comprehension(self, node: Any, element: ast.expr, kind: str) -> Value:
@@ -505,6 +514,8 @@ class Expressions(State):
         found.open = found.open or opened
         if length is not None and not first.ifs and not rest:
             found.length = length
+        if found.open and found.length is None:
+            found.length = Root(("items", first.iter.lineno, first.iter.col_offset), "len", "length")
         found.data = found.open or (isinstance(source, (Items,)) and source.data)
 
     def openness(self, value: Value, node: ast.AST) -> tuple[bool, Root | None]:

@@ -67,6 +67,8 @@ class Statements(State):
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+        if name:
+            self.christen(name, value)
         if name and isinstance(node, ast.Constant) and self.index.is_open_constant(name):
             return self.named_constant(name, node, value)
         if name and isinstance(value, Opaque) and not value.text:
@@ -456,21 +458,25 @@ class Statements(State):
         left: list[Signal | None] = [None]
 
         def body(yielded: Value) -> None:
-            maker = self.frame
+            maker, outer = self.frame, self.managing
             self.frame = caller
             try:
                 if item.optional_vars is not None:
                     self.assign(item.optional_vars, yielded)
+                self.managing = []
                 left[0] = self._with_items(node, rest)
             finally:
-                self.frame = maker
+                self.frame, self.managing = maker, outer
 
         assert value.call is not None
+        self.managing.append(item.context_expr)
         try:
             value.call(body)
         except Leave as leave:
             if leave.owner is not marker:
                 raise
+        finally:
+            self.managing.pop()
         return left[0]
 
     def _exec_Try(self, node: ast.Try) -> Signal | None:

@@ -61,7 +61,7 @@ class Loops(State):
         inner = self._is_outer(node)
         knowledge = self.world.knowledge
         root = plan.root
-        is_range = isinstance(source, Stream) and source.kind in {"range", "enumerate", "zip"}
+        is_range = isinstance(source, Stream) and source.kind in {"range", "enumerate", "zip", "islice"}
         if inner:
             return min(plan.count, OUTER_TURNS) if plan.open or plan.endless or root is not None else min(plan.count, 4)
         if Kind.BACKWARD in kinds and root is not None and is_range and root.kind in {"setting", "constant"} and root.key not in knowledge.accumulations:
@@ -123,8 +123,8 @@ class Loops(State):
                 if isinstance(grown, Items):
                     grown.open = True
                     grown.data = True
-                    if plan.root is not None:
-                        grown.length = Root(plan.root.key, plan.root.text, "length")
+                    root = plan.root or Root(("grown", node.lineno), "len", "length")
+                    grown.length = Root(root.key, root.text, "length")
             elif isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name):
                 current = self.frame.find(part.target.id)
                 if isinstance(current, Known):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from accumlint.source.reading.index import LOSS_WORDS, Index
+from accumlint.source.reading.index import LOSS_WORDS, Index, terminal
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
 from accumlint.source.rehearsal.calls import Calls
 from accumlint.source.rehearsal.evaluate import Expressions, bind
@@ -30,6 +30,7 @@ from accumlint.source.rehearsal.values import (
     Value,
     actor_of,
     fresh_uid,
+    restart_uids,
 )
 from accumlint.source.rehearsal.worlds import World
 from accumlint.source.vocabulary import distributed, itertools_words, torch_objects, torch_tensors, torch_training
@@ -45,9 +46,10 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
     """Rehearses one module in one world."""
 
     def __init__(self, index: Index, recorder: Recorder, world: World) -> None:
+        restart_uids()
         super().__init__(index, recorder, world)
         self.vocabulary = VOCABULARY
-        self.optimizers: list[Actor] = []
+        self.optimizers: list[Thing] = []
         self.models: dict[int, Value] = {}
         self.hooks: list[Value] = []
         self.in_hook = False
@@ -175,9 +177,9 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
     def optimizers_of(self, model: Value | None) -> tuple[Actor, ...]:
         """The optimizers known to hold this model's parameters; none when that is not known."""
         modules = modules_of(model)
-        if any(one.base is None for one in self.optimizers):
+        if any(one.actor.base is None for one in self.optimizers):
             return ()
-        return tuple(one for one in self.optimizers if one.base in modules)
+        return tuple(one.actor for one in self.optimizers if one.actor.base in modules)
 
     def owners_of_gradient(self, gradient: Value) -> tuple[Actor, ...]:
         """The optimizers that a `p.grad` belongs to."""
@@ -215,6 +217,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         if context.kind == "no_grad":
             self.no_grad += 1
         elif context.kind == "no_sync":
+            node = self.managing[0] if self.managing else node
             self.recorder.emit(Kind.SYNC_OFF, node, model=actor_of(self.force(context.models[0])), options=frozenset({"context"}))
 
     def leave(self, context: Context, node: ast.AST) -> None:
@@ -296,6 +299,10 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
         value = super()._named(target, node, value)
+        if isinstance(value, Thing) and isinstance(node, ast.Call) and value.actor.name == terminal(node.func):
+            value.actor = replace(value.actor, name=self.recorder.text(target))
+        elif isinstance(value, Instance) and value.actor is not None and value.actor.name == value.cls.node.name:
+            value.actor = replace(value.actor, name=self.recorder.text(target))
         if not isinstance(value, Opaque) or not isinstance(target, (ast.Name, ast.Attribute)):
             return value
         name = self.recorder.text(target)

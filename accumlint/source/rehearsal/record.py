@@ -9,6 +9,7 @@ from typing import Any
 from accumlint.trace import Event, Evidence, Guard, Kind, Place, Turn
 
 LONGEST_TEXT = 80
+BEGINS = frozenset({Kind.DATA, Kind.FORWARD, Kind.BACKWARD})
 
 
 @dataclass(slots=True)
@@ -70,6 +71,10 @@ class Recorder:
             self.micro_batches = 1
         return self.micro_batches
 
+    def current(self) -> int:
+        """The micro-batch at hand, without beginning one."""
+        return next((turn.micro_batch for turn in reversed(self.turns) if turn.micro_batch is not None), self.micro_batches)
+
     def micro_batch(self) -> int:
         """The micro-batch that an event happening now belongs to."""
         for turn in reversed(self.turns):
@@ -84,7 +89,7 @@ class Recorder:
             index=len(self.events),
             kind=kind,
             place=self.place(node),
-            micro_batch=self.micro_batch(),
+            micro_batch=self.micro_batch() if kind in BEGINS else self.current(),
             turns=tuple(turn.closed() for turn in self.turns),
             text=self.text(node),
             guards=tuple(self.guards),

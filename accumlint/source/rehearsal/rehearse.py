@@ -212,6 +212,9 @@ def _accumulation(machine: Machine, events: tuple[Event, ...]) -> Accumulation |
 def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation | None) -> bool:
     if any(event.kind is Kind.SYNC_OFF for event in events):
         return True
+    batch = {event.index: event.micro_batch for event in events if event.kind is Kind.FORWARD}
+    if any(len({batch[one] for one in event.forwards if one in batch}) > 1 for event in events if event.kind is Kind.BACKWARD):
+        return True
     if accumulation is None:
         return False
     return any(

@@ -121,6 +121,7 @@ class State:
         self.contexts: list[Context] = []
         self.limits: list[str] = []
         self.covered: set[int] = set()  # ids of the backward calls that were reached
+        self.managing: list[ast.AST] = []  # the with items whose own context managers are being followed
         self.touched: dict[Key, str] = {}
 
     # Provided by the other parts of the interpreter.
@@ -237,8 +238,20 @@ class State:
 
     def rooted(self, value: int, root: Root) -> Known:
         """A named constant: open, so K's value where it turns out to be K."""
+        if self.world.knowledge.is_accumulation_name(root.text):
+            self.world.knowledge.accumulations.setdefault(root.key, root)
         chosen = self.world.number(root)
         return Known(value if chosen is None else chosen, frozenset({root}), root)
+
+    def christen(self, name: str, value: Value) -> None:
+        """An open number that is given a name of K is K."""
+        if not self.world.knowledge.is_accumulation_name(name):
+            return
+        root = value.root if isinstance(value, Known) else None
+        if isinstance(value, Opaque) and not (value.forwards or value.born or value.causes or value.weight or value.path or value.actor or value.name in self.index.functions):
+            root = Root(value.key, value.text or name)
+        if root is not None and root.kind in {"setting", "constant"} and root.key not in self.world.knowledge.lengths:
+            self.world.knowledge.learn_accumulation(root)
 
     def gates_update(self, node: Sequence[ast.stmt]) -> bool:
         """Whether statements hold a step or a zero but no backward: what a boundary guards."""

@@ -17,8 +17,14 @@ _uids = itertools.count(1)
 
 
 def fresh_uid() -> int:
-    """A number no other object of this process carries."""
+    """A number no other object of this rehearsal carries."""
     return next(_uids)
+
+
+def restart_uids() -> None:
+    """Starts the numbers again, so that two rehearsals of the same code give the same objects the same numbers."""
+    global _uids
+    _uids = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)

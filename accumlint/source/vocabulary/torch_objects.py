@@ -71,7 +71,7 @@ def new_optimizer(state: Machine, name: str, owner: Value | None) -> Thing:
         actor = actor_of(module)
         base = actor.uid if actor is not None else None
     made = Thing(Actor(fresh_uid(), name, Role.OPTIMIZER, base=base, known=True), inner=owner)
-    state.optimizers.append(made.actor)
+    state.optimizers.append(made)
     return made
 
 
@@ -93,7 +93,7 @@ def module(state: Machine, call: Call) -> Value | None:
 
 def data_loader(state: Machine, call: Call) -> Value | None:
     made = Thing(make_actor(Role.LOADER, "loader"), inner=state.force(call.args[0]) if call.args else call.keywords.get("dataset"))
-    made.length = Root(("len", ("object", made.actor.uid)), "len(loader)", "length")
+    made.length = Root(("loader", call.node.lineno, call.node.col_offset), "len(loader)", "length")
     return made
 
 
