@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache as memoised
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accumlint.config import Configuration, Settings, shown
-from accumlint.source.cache import Cache, Result, digest
 from accumlint.source.reading.files import Candidate, Unreadable, find, reason
 from accumlint.source.reading.sieve import concerns
 
 if TYPE_CHECKING:
     from accumlint.findings import Finding
+    from accumlint.source.cache import Cache, Result
     from accumlint.source.editing.ignores import Suppression
     from accumlint.source.reading.parse import Problem, Source
+    from accumlint.workers import Lost
 
-SECONDS = 10  # for one file
-PATIENCE = 30  # for a worker that does not react to the limit
+SECONDS = 8  # of processor time for one file
+PATIENCE = 60  # on the clock, for a worker that does not react to that limit
 WORTH_A_WORKER = 60_000  # bytes of training code
+FEW = 20  # files named on a command line
 NAMED = "!"  # marks what is only found in a file because it was named on the command line
 
 
@@ -38,7 +37,6 @@ class Job(NamedTuple):
     data: bytes
     settings: Settings
     root: str  # what paths in the payload are relative to
-    mark: str = ""  # of the settings, for the cache
 
 
 class Examined(NamedTuple):
@@ -61,6 +59,16 @@ class Outcome(NamedTuple):
     cached: int
 
 
+def lint_file(path: str, settings: Settings | None = None) -> list[Finding]:
+    """The findings of one file that a check of it alone reports, in this process and without the cache."""
+    from accumlint.selection import Thresholds, report
+
+    chosen = Configuration(fixed=settings or Settings())
+    full = os.path.abspath(path)
+    examined, _ = lint_data(full, _read(full), chosen.of(os.path.dirname(full)))
+    return report([examined], chosen, Thresholds()).findings
+
+
 def lint_data(path: str, data: bytes, settings: Settings) -> tuple[Examined, list[str]]:
     """Everything that can be said of one file's content, in this process, and warnings; the path is absolute, or `-`."""
     job = Job(path, data, settings, os.getcwd())
@@ -72,67 +80,95 @@ def lint_paths(
     arguments: Sequence[str],
     configuration: Configuration,
     *,
-    cache: Cache | None = None,
+    cache: Callable[[], Cache] | None = None,
     jobs: int = 1,
     force_exclude: bool = False,
 ) -> Outcome:
-    """Everything that can be said of the files that the arguments mean."""
-    run = _Run(cache)
+    """Everything that can be said of the files that the arguments mean. The cache is opened where it is of use."""
+    run = _Run(cache, thrifty=len(arguments) > FEW)
     for found in find(arguments, configuration, force_exclude=force_exclude):
         if isinstance(found, Unreadable):
             run.unreadable.append(found)
         else:
             run.look_up(found)
     run.look_at(jobs)
-    if cache is not None:
-        cache.save()
+    run.close()
     return Outcome(run.files, run.examined, run.unreadable, run.warnings, run.cached)
 
 
 class _Run:
     """One run over a tree: what it knows already, and what remains to be looked at."""
 
-    def __init__(self, cache: Cache | None) -> None:
-        self.cache = cache
-        self.root = cache.root if cache is not None else os.getcwd()
+    def __init__(self, open_cache: Callable[[], Cache] | None, *, thrifty: bool) -> None:
+        self._open_cache = open_cache
+        self._cache: Cache | None = None
+        self._thrifty = thrifty
         self.files: list[Candidate] = []
-        self.pending: list[tuple[Candidate, Job]] = []
+        self.pending: list[tuple[Candidate, bytes, str]] = []
         self.examined: list[Examined] = []
         self.unreadable: list[Unreadable] = []
         self.warnings: list[str] = []
         self.cached = 0
 
+    @property
+    def cache(self) -> Cache | None:
+        if self._cache is None and self._open_cache is not None:
+            self._cache = self._open_cache()
+        return self._cache
+
+    @property
+    def root(self) -> str:
+        """What paths in payloads are relative to."""
+        return self.cache.root if self.cache is not None else os.getcwd()
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.save()
+            if self._cache.problem:
+                self.warnings.append(self._cache.problem)
+
     def look_up(self, found: Candidate) -> None:
         """Takes what is known of a file; else reads it, and keeps it for later if it may hold something."""
         self.files.append(found)
-        if self.cache is not None and self._known_by_time(found, self.cache):
+        # A few named files are read before the cache is opened: most hold nothing, and reading them is cheaper.
+        if (self._thrifty or not found.named) and self._known_by_time(found):
             return
         try:
             data = _read(found.path)
         except OSError as error:
             self.unreadable.append(Unreadable(found.path, reason(error)))
             return
-        mark = _mark(found.settings)
+        extra = ""
         if not _interesting(data):
-            if not found.named:
-                if self.cache is not None:
-                    self.cache.unconcerned(found.path, found.status)
+            if not found.named or _parses(data):
+                self._nothing_in(found, data)
                 return
-            if _parses(data):
-                if self.cache is not None:
-                    self.cache.put(found.path, found.status, mark, data, Result(None))
+            extra = NAMED
+        cache = self.cache
+        if cache is not None:
+            mark = _mark(found.settings) + extra
+            if self._known(found, cache.same(found.path, found.status, mark, data)):
                 return
-            mark += NAMED
-        if self.cache is None or not self._known(found, self.cache.same(found.path, found.status, mark, data)):
-            self.pending.append((found, Job(found.path, data, found.settings, self.root, mark)))
+        self.pending.append((found, data, extra))
 
-    def _known_by_time(self, found: Candidate, cache: Cache) -> bool:
+    def _known_by_time(self, found: Candidate) -> bool:
+        cache = self.cache
+        if cache is None:
+            return False
         mark = _mark(found.settings)
         if not found.named:
             return self._known(found, cache.fresh(found.path, found.status, mark))
         if cache.is_bare(found.path):
             return False  # sieved only; a named file is parsed, too
         return any(self._known(found, cache.fresh(found.path, found.status, each)) for each in (mark, mark + NAMED))
+
+    def _nothing_in(self, found: Candidate, data: bytes) -> None:
+        if not found.named and self.cache is not None:
+            self.cache.unconcerned(found.path, found.status)
+        elif self._thrifty and self.cache is not None:
+            from accumlint.source.cache import Result
+
+            self.cache.put(found.path, found.status, _mark(found.settings), data, Result(None))
 
     def _known(self, found: Candidate, result: Result | None) -> bool:
         if result is None:
@@ -149,11 +185,15 @@ class _Run:
 
     def look_at(self, jobs: int) -> None:
         """Rehearses and judges what is left."""
-        for (found, job), payload in _examine_all(self.pending, jobs):
+        pending = [(found, Job(found.path, data, found.settings, self.root), extra) for found, data, extra in self.pending]
+        for at, payload in _examine_all([job for _, job, _ in pending], jobs):
+            found, job, extra = pending[at]
             self._take(job, payload)
             if self.cache is not None and payload["whole"]:
+                from accumlint.source.cache import Result
+
                 kept = payload if _says_something(payload) else None
-                self.cache.put(found.path, found.status, job.mark, job.data, Result(kept))
+                self.cache.put(found.path, found.status, _mark(found.settings) + extra, job.data, Result(kept))
 
     def _take(self, job: Job, payload: dict[str, Any]) -> None:
         examined, warnings = _opened(job, payload)
@@ -170,6 +210,8 @@ def _read(path: str) -> bytes:
 @memoised
 def _mark(settings: Settings) -> str:
     """What of a file's settings its result rests on."""
+    from accumlint.source.cache import digest
+
     return digest(repr((settings.objective, settings.accumulation_names, settings.wrappers, settings.source_roots)).encode())
 
 
@@ -198,24 +240,28 @@ def _parses(data: bytes) -> bool:
     return True
 
 
-def _examine_all(pending: list[tuple[Candidate, Job]], jobs: int) -> Iterator[tuple[tuple[Candidate, Job], dict[str, Any]]]:
-    """The payload of every file; in several processes where that pays."""
-    size = sum(len(job.data) for _, job in pending)
+def _examine_all(pending: list[Job], jobs: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The payload of every file with its number; in several processes where that pays."""
+    size = sum(len(job.data) for job in pending)
     useful = min(jobs, len(pending), size // WORTH_A_WORKER)
     if useful < 2:
-        for each in pending:
-            yield each, examine(each[1])
+        yield from ((at, examine(job)) for at, job in enumerate(pending))
         return
+    import json
+
     import accumlint.rule
     from accumlint.workers import Lost, spread
 
     accumlint.rule.catalogue()  # imported once, before the workers are forked
-    pending = sorted(pending, key=lambda each: -len(each[1].data))
-    for number, answer in spread(_examined_text, [job for _, job in pending], useful, PATIENCE):
-        yield pending[number], _lost(pending[number][1], answer.reason) if isinstance(answer, Lost) else json.loads(answer)
+    order = sorted(range(len(pending)), key=lambda at: -len(pending[at].data))
+    for number, answer in spread(_examined_text, [pending[at] for at in order], useful, PATIENCE):
+        at = order[number]
+        yield at, _lost(pending[at], answer) if isinstance(answer, Lost) else json.loads(answer)
 
 
 def _examined_text(job: Job) -> str:
+    import json
+
     return json.dumps(examine(job))
 
 
@@ -288,11 +334,13 @@ def _unreadable_file(problem: Problem) -> Finding:
     return Finding("ACC000", place, problem.message, severity=Severity.ERROR)
 
 
-def _lost(job: Job, why: str) -> dict[str, Any]:
+def _lost(job: Job, lost: Lost) -> dict[str, Any]:
     from accumlint.source.reading.parse import Problem
 
+    if lost.late:
+        return _payload([], [], True, [f"gave up after {PATIENCE} seconds; findings may be missing"], job)
     # Kept in the cache: alone, the file would be read in this very process next time, and end it.
-    return _payload([_unreadable_file(Problem(job.path, f"could not be linted: {why}"))], [], True, [], job)
+    return _payload([_unreadable_file(Problem(job.path, f"could not be linted: {lost.reason}"))], [], True, [], job)
 
 
 def _payload(findings: list[Finding], held: list[Suppression], gave_up: bool, warnings: list[str], job: Job) -> dict[str, Any]:
@@ -328,6 +376,9 @@ def _back(root: str) -> Callable[[str], str]:
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
     """Raises TimeUp in the block after so much processor time, where the platform can tell; a worker is ended by its parent at last."""
+    import signal
+    import threading
+
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

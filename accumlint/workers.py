@@ -19,6 +19,7 @@ class Lost(NamedTuple):
     """What became of an item whose worker died or had to be ended."""
 
     reason: str
+    late: bool = False  # it was ended because it took too long
 
 
 class _Worker(Generic[Item, Answer]):
@@ -101,6 +102,6 @@ def _answer(worker: _Worker[Item, Answer], limit: float) -> Answer | Lost:
     except (EOFError, OSError):
         worker.process.join(1)
     if worker.process.is_alive():
-        return Lost(f"it took more than {limit:.0f} seconds")
+        return Lost(f"it took more than {limit:.0f} seconds", late=True)
     code = worker.process.exitcode or 0
     return Lost(f"the process that read it died ({f'signal {-code}' if code < 0 else f'exit status {code}'})")

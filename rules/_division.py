@@ -85,10 +85,19 @@ def stepping(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...]]]:
         backwards = boundaries.own(window)
         if not backwards or _zeroed_inside(window, backwards[0]):
             continue
-        later = [
-            event for event in window.of(Kind.NORMALIZE) if _before_step(event, window) and boundaries.may_act_on(event, window.optimizer)
-        ]
+        later = [event for event in _scalings(window) if _before_step(event, window) and boundaries.may_act_on(event, window.optimizer)]
         yield window, tuple(_contribution(event, window, later) for event in backwards)
+
+
+def _scalings(window: Window) -> Iterator[Event]:
+    """What scales `.grad`: a statement in a loop over the parameters scales each of them once, so it counts once."""
+    seen: set[Place] = set()
+    for event in window.of(Kind.BACKWARD, Kind.NORMALIZE):
+        if event.kind is Kind.BACKWARD:
+            seen.clear()
+        elif event.place not in seen:
+            seen.add(event.place)
+            yield event
 
 
 def _contribution(backward: Event, window: Window, scalings: list[Event]) -> Contribution:

@@ -79,8 +79,10 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 def _undivided(contribution: Contribution) -> bool:
     weight = contribution.weight
-    if weight.mixed or weight.of(Quantity.ACCUMULATION) or contribution.normalised is not Normalised.MICRO_BATCH:
+    if weight.mixed or contribution.normalised is not Normalised.MICRO_BATCH:
         return False
+    if any(factor.value != 1 for factor in weight.of(Quantity.ACCUMULATION)):
+        return False  # the element count of a scalar is 1, whatever K is
     return not any(factor.power < 0 or (factor.value is not None and factor.value < 1) for factor in weight.of(Quantity.CONSTANT))
 
 

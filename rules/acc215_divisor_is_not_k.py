@@ -26,8 +26,8 @@ optimizer.step()
 The coefficients of the window sum to K/k' instead of 1, and to the same value in every window.
 
 ## When it is silent
-The two are provably equal; the divisor is the real size of the window; the framework divides; sums of losses; a plain
-number, which may be a weight.
+The two are provably equal; the divisor is the real size of the window; the framework divides; sums of losses; a number or
+setting whose name does not say that it counts micro-batches: it may be a weight, a temperature or a number of tasks.
 
 ## References
 - <https://pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation>
@@ -35,6 +35,7 @@ number, which may be a weight.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, place_of, setting
@@ -54,7 +55,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         if len({each.backward.micro_batch for each in contributions}) != trace.accumulation.value:
             continue  # a window of another size has another rule
         for each in contributions:
-            factor = _foreign(each, trace.accumulation.value)
+            factor = _foreign(each, trace.accumulation)
             if factor is None:
                 continue
             yield at(
@@ -64,13 +65,28 @@ def check(trace: Trace) -> Iterator[Finding]:
                 help=f"divide by `{k}`",
                 window=window,
                 place=place_of(factor, each.backward),
-                confidence=Confidence.HIGH if each.weight.known else Confidence.MEDIUM,
+                confidence=Confidence.HIGH if _followed(each.weight) else Confidence.MEDIUM,
             )
 
 
-def _foreign(contribution: Contribution, k: int) -> Factor | None:
-    factor = divides_once(contribution)
-    if factor is None or factor.value is None or factor.value == k or not factor.text:
+def _foreign(contribution: Contribution, accumulation: Accumulation) -> Factor | None:
+    """The one division that should be by K and is by something else."""
+    if contribution.normalised is not Normalised.MICRO_BATCH and _followed(contribution.weight):
         return None
-    means = contribution.normalised is Normalised.MICRO_BATCH or not contribution.weight.known
-    return factor if means else None
+    factor = divides_once(contribution)
+    if factor is not None:
+        other = factor.value not in {None, 1, accumulation.value} and factor.text
+        return factor if other else None
+    if contribution.weight.of(Quantity.ACCUMULATION):
+        return None
+    divisors = written(contribution.weight, Quantity.CONSTANT, Quantity.UNKNOWN)
+    named = [each for each in divisors if COUNTS_MICRO_BATCHES.search(_name(each))]
+    return named[0] if len(named) == 1 and accumulation.text not in {named[0].root, named[0].text} else None
+
+
+def _followed(weight: Weight) -> bool:
+    return weight.known and not weight.of(Quantity.UNKNOWN)
+
+
+def _name(factor: Factor) -> str:
+    return factor.root or factor.text

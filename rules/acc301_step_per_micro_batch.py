@@ -36,7 +36,8 @@ As many updates as backwards, while the loss that enters the backward carries 1/
 ## When it is silent
 - The optimizer is prepared and steps inside `accumulate`, or an engine (DeepSpeed) holds its own step back.
 - Only some windows have one micro-batch: a tail that is flushed, a first window that is cut short (ACC306).
-- Several losses of one micro-batch share the division.
+- Several losses of one micro-batch share the division, or one backward goes through the summed losses of several.
+- The step is taken in a gradient hook (ACC315).
 - `accumulate` calls stand in branches that exclude each other.
 
 ## References
@@ -57,6 +58,7 @@ from accumlint.trace import Event, Kind, Place, Trace, Window
 from accumlint.weight import Factor, Quantity
 
 CODE = "ACC301"
+HELD_BACK = frozenset({GATED, "hook"})  # a step in a gradient hook is ACC315's
 
 
 @rule(CODE, "step-per-micro-batch", Severity.ERROR, measured="as many updates as backwards while the loss carries 1/K")
@@ -67,7 +69,9 @@ def check(trace: Trace) -> Iterator[Finding]:
         windows = [window for window in trace.windows(optimizer) if view.size(window)]
         if len(windows) < 2:
             continue
-        if all(view.size(window) == 1 for window in windows):
+        if any(HELD_BACK & window.step.options for window in windows if window.step is not None):
+            continue
+        if all(_is_single(view, window) for window in windows):
             yield from _steady_singles(trace, view, windows)
         else:
             yield from _stray_steps(trace, view, windows)
@@ -78,7 +82,7 @@ def _steady_singles(trace: Trace, view: Boundaries, windows: list[Window]) -> It
     if all(_share(trace, view, window) for window in windows):
         for window in windows:
             factor = _share(trace, view, window)
-            if window.step is not None and factor is not None and GATED not in window.step.options:
+            if window.step is not None and factor is not None:
                 yield _finding(window, f"{_who_divides(factor)}: each update uses a fraction of one micro-batch's gradient")
     elif _flag_toggles(trace, view, windows):
         for window in windows:
@@ -120,12 +124,20 @@ def _second_entries(trace: Trace) -> Iterator[Finding]:
             )
 
 
+def _is_single(view: Boundaries, window: Window) -> bool:
+    """Whether the window holds one micro-batch, and each line's backward once."""
+    own = view.own(window)
+    return view.size(window) == 1 and len({one.place for one in own}) == len(own)
+
+
 def _share(trace: Trace, view: Boundaries, window: Window) -> Factor | None:
     """The factor that leaves 1/K of this window's only micro-batch; None where the losses add up to a whole one."""
     own = view.own(window)
-    if len({one.place for one in own}) < len(own):
+    if not _is_single(view, window):
         return None
     for backward in own:
+        if len({trace.events[index].place for index in backward.forwards}) < len(backward.forwards):
+            return None  # one backward for the summed losses of several micro-batches
         divisions = backward.weight.of(Quantity.ACCUMULATION) if backward.weight is not None else ()
         if (
             backward.weight is not None

@@ -30,7 +30,7 @@ window right there. It belongs after the step.
 Gradients that a backward of this window wrote are cleared before any step has read them.
 
 ## When it is silent
-- A probe: the cleared backward ran on the same micro-batch as the one that follows.
+- A probe: the cleared backward ran on the same micro-batch as the one that follows, or its line is never part of an update.
 - The clearing opens the window (`if i % accum_steps == 0: optimizer.zero_grad()` before the backward).
 - What is cleared are the leftovers of an epoch that ended inside a window (ACC307).
 - It clears another optimizer's parameters, or what another optimizer's loss left behind.
@@ -49,7 +49,8 @@ from accumlint.rules._boundary import GATED, Boundaries, passes
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.trace import Event, Kind, Trace, Window
+from accumlint.trace import Event, Kind, Place, Trace, Window
+from accumlint.weight import Quantity
 
 CODE = "ACC302"
 COPIED = "copied"  # the gradients were read into something else first
@@ -58,6 +59,7 @@ COPIED = "copied"  # the gradients were read into something else first
 @rule(CODE, "zero-grad-inside-window", Severity.ERROR, measured="gradients cleared between their backward and the step")
 def check(trace: Trace) -> Iterator[Finding]:
     view = Boundaries(trace)
+    kept = {one.place for window in trace.all_windows() for one in _kept(view, window)}
     for window in trace.all_windows():
         own = view.own(window)
         cleared = -1
@@ -65,7 +67,7 @@ def check(trace: Trace) -> Iterator[Finding]:
             wiped = tuple(one for one in own if cleared < one.index < zero.index)
             rest = tuple(one for one in own if one.index > zero.index)
             cleared = zero.index
-            if _is_inside(window, zero, wiped, rest):
+            if _is_inside(window, zero, wiped, rest, kept):
                 yield _finding(view, window, zero, wiped, rest)
 
 
@@ -80,14 +82,29 @@ def _clearings(view: Boundaries, window: Window) -> Iterator[Event]:
             yield event
 
 
-def _is_inside(window: Window, zero: Event, wiped: tuple[Event, ...], rest: tuple[Event, ...]) -> bool:
+def _kept(view: Boundaries, window: Window) -> tuple[Event, ...]:
+    """The backwards whose gradients the step does use."""
+    last = max((zero.index for zero in _clearings(view, window)), default=-1)
+    return tuple(one for one in view.own(window) if one.index > last)
+
+
+def _is_inside(window: Window, zero: Event, wiped: tuple[Event, ...], rest: tuple[Event, ...], kept: set[Place]) -> bool:
     if not wiped or window.step is None:
         return False
     if not rest:
         between = (event.kind for event in window.events if zero.index < event.index < window.step.index)
         return not any(kind in {Kind.DATA, Kind.FORWARD} for kind in between)
-    lost = [one for one in wiped if one.micro_batch < rest[0].micro_batch and _in_one_pass(one, zero)]
+    lost = [
+        one
+        for one in wiped
+        if one.micro_batch < rest[0].micro_batch and _in_one_pass(one, zero) and (one.place in kept or _is_a_share(one))
+    ]
     return bool(lost) and not _is_in_inner_loop(zero, wiped[-1], rest[0])
+
+
+def _is_a_share(backward: Event) -> bool:
+    """Whether the loss was divided for a window; that of a probe, whose gradients no step ever uses, is not."""
+    return backward.weight is not None and bool(backward.weight.of(Quantity.ACCUMULATION))
 
 
 def _in_one_pass(backward: Event, zero: Event) -> bool:

@@ -40,6 +40,7 @@ closes later than a full one.
 - The counter runs on over the epochs, so that the leftovers belong to a full window.
 - The rest is cleared on purpose right after the loop, in the same epoch.
 - The rest is dropped before its forward.
+- The first window is shorter than the next ones: then the boundary itself is wrong (ACC306).
 
 ## References
 - https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
@@ -68,8 +69,25 @@ def check(trace: Trace) -> Iterator[Finding]:
     boundaries = Boundaries(trace)
     for optimizer in trace.optimizers:
         windows = trace.windows(optimizer)
-        for window in windows[1:]:
-            yield from _leftovers(boundaries, windows[0], window)
+        if windows and _starts_with_a_full_one(boundaries, windows):
+            for window in windows[1:]:
+                yield from _leftovers(boundaries, windows[0], window)
+
+
+def _starts_with_a_full_one(boundaries: Boundaries, windows: tuple[Window, ...]) -> bool:
+    """Whether no window of the first pass is larger than the first; else the boundary itself is wrong (ACC306)."""
+    own = [boundaries.own(window) for window in windows]
+    if not own[0]:
+        return False
+    first = [_entries(one) for one in own[0]]
+    sizes = [
+        boundaries.size(window) for window, backwards in zip(windows, own, strict=True) if all(_entries(one) in first for one in backwards)
+    ]
+    return sizes[0] == max(sizes)
+
+
+def _entries(event: Event) -> list[tuple[int, int]]:
+    return [(turn.line, turn.entry) for turn in event.turns]
 
 
 def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterator[Finding]:
@@ -85,11 +103,11 @@ def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterato
         fate = _discarded(zeros, before, after, turn) if zeros else _mixed(boundaries, first, own, after)
         if fate:
             gate = _gate(window.step)
-            test = f"`{gate.text}` is not true" if gate else f"`{window.step.text}` is not reached"
+            test = gate.text if gate else window.step.text
             yield at(
                 "ACC307",
                 window.step,
-                f"{test} for the micro-batches left at the end of a pass over the loader: {fate}",
+                f"no step follows under `{test}` for the micro-batches left at the end of a pass over the loader: {fate}",
                 help=HELP,
                 window=window,
                 guilty=(before, window.step),

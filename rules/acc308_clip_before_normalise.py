@@ -48,6 +48,7 @@ from accumlint.trace import Event, Kind, Trace, Window
 from accumlint.weight import Factor, Quantity
 
 PLAIN = {Quantity.CONSTANT, Quantity.SCALE}
+NAME = re.compile(r"[A-Za-z_]\w*\b(?!\s*[.(])")  # the last part of a dotted name, no function
 INFINITE = re.compile(r"\binf\b|\binfinity\b", re.IGNORECASE)
 
 
@@ -96,5 +97,6 @@ def _cancels(scaling: Event) -> bool:
 
 
 def _bound_carries(clip: Event, counts: tuple[Factor, ...]) -> bool:
-    names = {name for factor in counts for name in re.findall(r"[A-Za-z_]\w*", factor.text) if name not in {"max", "min", "float", "int"}}
-    return bool(names & set(re.findall(r"[A-Za-z_]\w*", clip.text)))
+    """Whether the bound itself is multiplied by the count."""
+    names = {name for factor in counts for name in NAME.findall(factor.text)}
+    return bool(names & set(NAME.findall(clip.text)))

@@ -62,16 +62,17 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 def _summed(trace: Trace, window: Window, backward: Event) -> Iterator[Finding]:
     """One backward through the losses of several micro-batches."""
-    turns = _micro_batches(trace, backward)
-    if len(turns) < 2 or any(_uses_again(earlier, backward) for earlier in window.backwards):
+    forwards = _repeated_call(trace, backward)
+    if len({_piece(one) for one in forwards}) < 2 or any(_uses_again(earlier, backward) for earlier in window.backwards):
         return
-    additions = [one for one in window.of(Kind.RETAIN) if one.micro_batch in turns and one.index < backward.index]
+    additions = [one for one in window.of(Kind.RETAIN) if set(one.forwards) & set(backward.forwards) and one.index < backward.index]
     if additions:
         message = f"`{additions[0].text}` keeps the graph of every micro-batch alive until `{backward.text}` in line {backward.place.line}"
         yield at("ACC309", additions[0], message, help=FREE_EACH, window=window, guilty=(*additions, backward))
         return
-    losses = {one.micro_batch for one in window.of(Kind.LOSS) if one.index < backward.index}
-    if turns <= losses:
+    losses = [one.index for one in window.of(Kind.LOSS)]
+    ends = [one.index for one in forwards[1:]] + [backward.index]
+    if all(any(forward.index < loss < end for loss in losses) for forward, end in zip(forwards, ends, strict=True)):
         message = f"`{backward.text}` runs once through the losses of several micro-batches, whose graphs are all alive until then"
         yield at("ACC309", backward, message, help=FREE_EACH, window=window)
 
@@ -116,14 +117,19 @@ def _fate(trace: Trace, addition: Event) -> str:
     return "own" if all(one.micro_batch == addition.micro_batch for one in through) else "later"
 
 
-def _micro_batches(trace: Trace, backward: Event) -> set[int]:
-    """The micro-batches that a backward goes through by the same call of the model."""
+def _repeated_call(trace: Trace, backward: Event) -> list[Event]:
+    """The forwards behind a backward that come from the same call of the model, where it has run most often."""
     wanted = set(backward.forwards)
-    calls: dict[Place, set[int]] = {}
+    calls: dict[Place, list[Event]] = {}
     for event in trace.of(Kind.FORWARD):
         if event.index in wanted:
-            calls.setdefault(event.place, set()).add(event.micro_batch)
-    return max(calls.values(), key=len, default=set())
+            calls.setdefault(event.place, []).append(event)
+    return max(calls.values(), key=len, default=[])
+
+
+def _piece(forward: Event) -> tuple[int, ...]:
+    """Which data a forward took: its inputs, or where those are not known its micro-batch."""
+    return forward.data or (forward.micro_batch,)
 
 
 def _uses_again(earlier: Event, later: Event) -> bool:

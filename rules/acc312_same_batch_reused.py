@@ -33,7 +33,7 @@ The inputs of all forwards of a window are the same storage, or have the same co
 ## When it is silent
 - Deliberate passes over one batch: the count is no accumulation count, or its name says so (adversarial steps, repeats, samples, views).
 - The same data in every window of the run, as in a benchmark on one fixed batch.
-- A pass over the whole loader in every window.
+- A fresh iterator over a loader that shuffles, or a pass over the whole loader in every window.
 
 ## References
 - https://docs.python.org/3/library/itertools.html#itertools.islice
@@ -55,6 +55,7 @@ Inputs = list[tuple[int, ...]]
 ON_PURPOSE = re.compile(r"adv|repeat|sample|pass|view|aug|draw|epoch|ensemble|\bmc_|particle|inner", re.IGNORECASE)
 FRESH = re.compile(r"\bislice\s*\(|\bnext\s*\(\s*iter\s*\(")
 RESTARTED = "restarted"
+SHUFFLED = "shuffled"  # a fresh iterator draws other batches
 
 
 @rule("ACC312", "same-batch-reused", Severity.ERROR, measured="the inputs of all forwards of a window are the same storage or content")
@@ -74,12 +75,12 @@ def _compared(trace: Trace, boundaries: Boundaries, before: Window, window: Wind
         return
     fetch = _fetch(trace, forwards[0])
     k = trace.accumulation.text
-    fresh = RESTARTED in fetch.options or FRESH.search(fetch.text)
+    fresh = SHUFFLED not in fetch.options and (RESTARTED in fetch.options or FRESH.search(fetch.text))
     if len(set(inputs)) == 1 and (inputs != earlier or fresh):
-        message = f"`{fetch.text}` gives all {k} micro-batches of the window the same batch"
+        message = f"`{fetch.text}` gives every micro-batch of the window the same batch"
         hint = "take a new batch in every turn of the micro-batch loop, from one iterator"
     elif inputs == earlier and fresh:
-        message = f"`{fetch.text}` starts a fresh iterator for every window, so each takes the same first {k} batches"
+        message = f"`{fetch.text}` starts a fresh iterator for every window, so each takes the same first `{k}` batches"
         hint = "make the iterator once, before the loop over the updates"
     else:
         return
@@ -100,5 +101,7 @@ def _inputs(forwards: tuple[Event, ...]) -> Inputs:
 
 def _fetch(trace: Trace, forward: Event) -> Event:
     """Where the forward's data was taken; the forward itself where no such place was seen."""
-    taken = [event for event in trace.of(Kind.DATA) if event.index < forward.index and event.micro_batch == forward.micro_batch]
+    before = [event for event in trace.of(Kind.DATA) if event.index < forward.index]
+    same = [event for event in before if set(event.data) & set(forward.data)]
+    taken = same or [event for event in before if event.micro_batch == forward.micro_batch]
     return taken[-1] if taken else forward

@@ -53,6 +53,8 @@ from accumlint.rules._boundary import Boundaries
 from accumlint.trace import Actor, Event, Kind, Place, Role, Trace, Window
 
 ADVERSARY = re.compile(r"discriminator|critic|adversar|(?:^|[_.])discs?(?:$|[_.\d])|net_?D$|[a-z]D$", re.ASCII)
+INPUTS = re.compile(r"\binputs\s*=")
+FREEZES = "freezes"  # the code switches requires_grad, where it was not followed
 HELP = "switch off `requires_grad` of the other model around this backward, or zero its gradients before its own backward"
 
 
@@ -61,6 +63,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     if len(trace.optimizers) < 2:
         return
     boundaries = Boundaries(trace)
+    sure = Confidence.MEDIUM if trace.fact(FREEZES) else Confidence.HIGH
     for optimizer in trace.optimizers:
         windows = trace.windows(optimizer)
         cleared: set[Place] = set()
@@ -68,10 +71,10 @@ def check(trace: Trace) -> Iterator[Finding]:
         for window in windows:
             own, foreign = _divided(trace, boundaries, window)
             for leak in foreign:
-                if _zeroed(boundaries, window, leak, own):
+                if INPUTS.search(leak.text) or _zeroed(boundaries, window, leak, own):
                     cleared.add(leak.place)
                 elif own:
-                    findings.append((leak, _finding(boundaries, window, leak)))
+                    findings.append((leak, _finding(boundaries, window, leak, sure)))
         yield from (finding for leak, finding in findings if leak.place not in cleared)
         if windows:
             yield from _later_optimizer(trace, boundaries, windows[0])
@@ -104,12 +107,12 @@ def _zeroed(boundaries: Boundaries, window: Window, leak: Event, own: Iterable[E
     return any(leak.index < zero.index < end and boundaries.acts_on(zero, window.optimizer) for zero in window.of(Kind.ZERO))
 
 
-def _finding(boundaries: Boundaries, window: Window, leak: Event, confidence: Confidence = Confidence.HIGH) -> Finding:
+def _finding(boundaries: Boundaries, window: Window, leak: Event, sure: Confidence) -> Finding:
     name = window.optimizer.name if window.optimizer else "the optimizer"
     step = window.step or leak
     message = f"`{leak.text}` also leaves gradients in the parameters of `{name}`, which `{step.text}` in line {step.place.line} follows"
-    sure = min(confidence, boundaries.confidence(window.optimizer, leak.index, step.index))
-    return at("ACC314", leak, message, help=HELP, window=window, guilty=(leak, step), confidence=sure)
+    confidence = min(sure, boundaries.confidence(window.optimizer, leak.index, step.index))
+    return at("ACC314", leak, message, help=HELP, window=window, guilty=(leak, step), confidence=confidence)
 
 
 def _later_optimizer(trace: Trace, boundaries: Boundaries, first: Window) -> Iterator[Finding]:

@@ -110,9 +110,10 @@ def _divisor(window: Window, skip: Event) -> Iterator[str]:
     if by_k is not None and not by_k.implicit:
         yield f"the others are still divided by `{by_k.text or 'K'}`"
         return
-    by_count = _first(factors, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS)
-    counts = window.of(Kind.COUNT)
-    if by_count is not None and counts and Kind.COUNT not in skip.skipped:
+    counts = [count for count in window.of(Kind.COUNT) if count.index < window.backwards[0].index]
+    of_window = (Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS, *((Quantity.INPUTS,) if len(counts) > 1 else ()))
+    by_count = _first(factors, *of_window)
+    if by_count is not None and window.of(Kind.COUNT) and Kind.COUNT not in skip.skipped:
         yield f"`{by_count.text or 'N'}` still counts its targets"
 
 

@@ -45,7 +45,7 @@ def test_a_dying_worker_costs_one_item() -> None:
 
 def test_a_slow_item_is_ended() -> None:
     answers = dict(spread(work, ["a", "sleep", "b"], 2, 1))
-    assert answers == {0: "A", 1: Lost("it took more than 1 seconds"), 2: "B"}
+    assert answers == {0: "A", 1: Lost("it took more than 1 seconds", late=True), 2: "B"}
 
 
 def test_nothing_is_left_behind_when_the_reader_stops() -> None:

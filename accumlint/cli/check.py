@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from accumlint.findings import Finding
     from accumlint.linter import Outcome
     from accumlint.selection import Thresholds
+    from accumlint.source.cache import Cache
 
 
 class Options(NamedTuple):
@@ -187,17 +188,17 @@ def _tree(paths: Sequence[str], base: Settings, configuration: Configuration, op
     from accumlint.linter import lint_paths
 
     jobs = options.jobs or _processors()
-    cache = None
-    if not options.no_cache:
+    root = base.root if base.origin is not None else os.getcwd()
+
+    def cache() -> Cache:
         from accumlint.source.cache import FOLDER, Cache
 
-        root = base.root if base.origin is not None else os.getcwd()
-        cache = Cache(os.path.join(root, base.cache_dir or FOLDER), root)
-    outcome = lint_paths(paths, configuration, cache=cache, jobs=jobs, force_exclude=options.force_exclude)
+        return Cache(os.path.join(root, base.cache_dir or FOLDER), root)
+
+    opened = None if options.no_cache else cache
+    outcome = lint_paths(paths, configuration, cache=opened, jobs=jobs, force_exclude=options.force_exclude)
     if options.verbose:
-        warn(f"{len(outcome.files)} files, {outcome.cached} of them known from the cache, {jobs} processes at most")
-        if cache is not None and cache.problem:
-            warn(cache.problem)
+        warn(f"{_counted(len(outcome.files), 'file')}, {outcome.cached} of them known from the cache, {jobs} processes at most")
     return outcome
 
 

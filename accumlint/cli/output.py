@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 
 import click
@@ -29,6 +28,8 @@ def coloured(choice: str) -> bool:
 
 def width() -> int:
     """Columns to draw in."""
+    import shutil
+
     return max(shutil.get_terminal_size((PIPED_WIDTH, 24)).columns, 40)
 
 

@@ -27,6 +27,7 @@ for step, (x, y) in enumerate(loader):
         optimizer.step()
 """
 FINDING = "ACC302"
+CONCISE = ("--no-cache", "--isolated", "--output-format", "concise")
 LOOP = GUILTY[GUILTY.index("for ") :]
 INDENTED = "".join(f"    {line}\n" for line in LOOP.splitlines())
 
@@ -56,7 +57,7 @@ def lint(tree: Path) -> Lint:
     """Lints the tree; whatever else lies there, the guilty file's finding must be among what is found."""
 
     def run(*arguments: str, expect_finding: bool = True, stdin: bytes = b"") -> Run:
-        command = [sys.executable, "-m", "accumlint", *(arguments or (".", "--no-cache", "--isolated", "--output-format", "concise"))]
+        command = [sys.executable, "-m", "accumlint", *(arguments or (".", *CONCISE))]
         started = time.perf_counter()
         done = subprocess.run(command, cwd=tree, capture_output=True, timeout=60, input=stdin, env={**os.environ, "NO_COLOR": "1"})
         outcome = Run(done.returncode, done.stdout.decode(), done.stderr.decode(), time.perf_counter() - started)
@@ -210,7 +211,7 @@ def test_an_unreadable_file_is_one_line_and_exit_2(tree: Path, lint: Lint) -> No
 
 
 def test_a_missing_path_is_one_line_and_exit_2(lint: Lint) -> None:
-    outcome = lint("missing", "guilty.py", "--no-cache", "--isolated")
+    outcome = lint("missing", "guilty.py", *CONCISE)
     assert outcome.status == 2
     (line,) = outcome.of("missing")
     assert "no such file" in line
@@ -220,7 +221,7 @@ def test_a_missing_path_is_one_line_and_exit_2(lint: Lint) -> None:
 def test_a_named_pipe_is_not_waited_for(tree: Path, lint: Lint) -> None:
     os.mkfifo(tree / "pipe.py")
     lint()
-    named = lint("pipe.py", "guilty.py", "--no-cache", "--isolated")
+    named = lint("pipe.py", "guilty.py", *CONCISE)
     assert named.status == 2
     assert len(named.of("pipe.py")) == 1
 
@@ -232,8 +233,8 @@ def test_a_folder_called_like_a_file_or_a_command(tree: Path, lint: Lint) -> Non
     outcome = lint()
     assert len(outcome.of("inner.py")) == 4
     for name in ("package.py", "verify/", "./verify", "./check"):
-        assert lint(name, "--no-cache", "--isolated", "--output-format", "concise", expect_finding=False).of("inner.py")
-    assert lint("check", "verify", "--no-cache", "--isolated", "--output-format", "concise", expect_finding=False).of("inner.py")
+        assert lint(name, *CONCISE, expect_finding=False).of("inner.py")
+    assert lint("check", "verify", *CONCISE, expect_finding=False).of("inner.py")
 
 
 def test_control_characters_never_reach_the_terminal(tree: Path, lint: Lint) -> None:
@@ -242,7 +243,9 @@ def test_control_characters_never_reach_the_terminal(tree: Path, lint: Lint) -> 
     )
     (tree / "spoiled.py").write_text(spoiled)
     (tree / "broken.py").write_text(f"{LOOP}x = '\x1b]0;title\x07\n")
-    outputs = [lint(".", "--no-cache", "--isolated", "--output-format", form) for form in ("full", "concise")]
+    outputs = [
+        lint(".", "--no-cache", "--isolated", "--output-format", form, expect_finding=form == "concise") for form in ("full", "concise")
+    ]
     outputs += [lint("show", "spoiled.py", expect_finding=False), lint("show", "broken.py", expect_finding=False)]
     for outcome in outputs:
         assert not any(sign in outcome.out + outcome.err for sign in "\x1b\x07\x9b\u202e")

@@ -9,9 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from accumlint.findings import Confidence, Severity
-from accumlint.rule import Rule
 from accumlint.rules.acc201_mean_of_means import check as acc201
 from accumlint.rules.acc202_unnormalised_accumulation import check as acc202
 from accumlint.rules.acc203_missing_world_size import check as acc203
@@ -22,6 +19,9 @@ from accumlint.rules.acc207_counts_inputs import check as acc207
 from accumlint.rules.acc208_unguarded_zero_denominator import check as acc208
 from accumlint.rules.acc212_extra_world_size import check as acc212
 from accumlint.rules.acc215_divisor_is_not_k import check as acc215
+
+from accumlint.findings import Confidence, Severity
+from accumlint.rule import Rule
 from accumlint.trace import Actor, Kind, Trace, Turn, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -168,6 +168,9 @@ class TestMeanOfMeans:
 class TestUnnormalisedAccumulation:
     def test_is_reported_at_the_backward(self) -> None:
         assert lines(acc202, plain(MEAN)) == [BACKWARD]
+
+    def test_the_size_of_a_scalar_divides_nothing(self) -> None:
+        assert lines(acc202, plain(MEAN, over_k(1, text="loss.numel()"))) == [BACKWARD]
 
     def test_of_the_second_loss_only(self) -> None:
         loop = Loop(Weight((MEAN, over_k())), Weight((MEAN,))).windows(3, 3)
@@ -337,6 +340,14 @@ class TestDoubleNormalised:
     def test_is_reported_at_the_division_that_is_too_many(self, factors: tuple[Factor, ...]) -> None:
         assert lines(acc206, plain(*factors)) == [13]
 
+    def test_a_division_in_a_loop_over_the_parameters_counts_once(self) -> None:
+        loop = Loop(Weight((MEAN,)))
+        for _ in range(2):
+            for index in range(3):
+                loop.micro(index=index)
+            loop.update(over_k(line=15), over_k(line=15))
+        assert codes(acc206, loop.trace()) == []
+
     def test_in_the_loss_and_in_the_gradients(self) -> None:
         loop = Loop(Weight((MEAN, over_k()))).windows(3, 3, scaling=over_k(line=15))
         assert lines(acc206, loop.trace()) == [15]
@@ -385,6 +396,23 @@ class TestCounts:
 class TestDivisorIsNotK:
     def test_is_reported_at_the_division(self) -> None:
         assert lines(acc215, plain(MEAN, over_k(5, text="cfg.accum"))) == [13]
+
+    @pytest.mark.parametrize(
+        ("divisor", "expected"),
+        [
+            pytest.param(factor(Quantity.CONSTANT, -1, 3, line=13, root="mega_batch_factor"), [13], id="a setting with a count's name"),
+            pytest.param(factor(Quantity.CONSTANT, -1, 3, line=13, root="temperature"), [], id="a weight"),
+            pytest.param(factor(Quantity.CONSTANT, -1, 3, line=13), [], id="a plain number"),
+            pytest.param(factor(Quantity.CONSTANT, -1, 3, line=13, root="K", text="self.K"), [], id="K itself"),
+            pytest.param(over_k(1, text="loss.numel()"), [], id="the size of a scalar"),
+        ],
+    )
+    def test_a_setting_that_was_not_taken_for_k(self, divisor: Factor, expected: list[int]) -> None:
+        assert lines(acc215, plain(MEAN, divisor)) == expected
+
+    def test_an_unfollowed_divisor_makes_it_less_sure(self) -> None:
+        found = codes(acc215, plain(MEAN, factor(Quantity.UNKNOWN, line=13, text="args.accumulation_steps")))
+        assert [one.confidence for one in found] == [Confidence.MEDIUM]
 
     def test_an_unfollowed_loss_makes_it_less_sure(self) -> None:
         found = codes(acc215, plain(over_k(5, text="cfg.accum"), known=False))

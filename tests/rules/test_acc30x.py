@@ -132,6 +132,36 @@ def test_a_flag_that_toggles_means_to_accumulate() -> None:
     assert not codes(acc301, build.trace())
 
 
+@pytest.mark.parametrize("options", ["hook", "gated"])
+def test_a_step_that_others_judge(options: str) -> None:
+    build = Builder()
+    build.fact("means-to-accumulate")
+    model = build.model()
+    optimizer = build.optimizer(model)
+    for _ in range(4):
+        build.data()
+        build.backward(build.forward(model), weight=Weight((over_k(),)))
+        build.step(optimizer, options=options)
+        build.zero(optimizer)
+    assert not codes(acc301, build.trace())
+
+
+def test_one_backward_through_the_summed_losses() -> None:
+    build = Builder()
+    build.fact("means-to-accumulate")
+    model = build.model()
+    optimizer = build.optimizer(model)
+    for _ in range(3):
+        forwards = []
+        for _ in range(3):
+            build.data()
+            forwards.append(build.forward(model))
+        build.backward(*forwards, weight=Weight((over_k(),)))
+        build.step(optimizer)
+        build.zero(optimizer)
+    assert not codes(acc301, build.trace())
+
+
 def test_several_losses_that_share_a_division_are_one_micro_batch() -> None:
     build = Builder()
     build.fact("means-to-accumulate")
@@ -263,6 +293,30 @@ def test_a_probe_on_the_same_micro_batch_is_meant() -> None:
 
     loop.first = probe
     assert not codes(acc302, loop.run())
+
+
+def test_a_probe_on_data_of_its_own_is_meant() -> None:
+    loop = Loop()
+
+    def probe(i: int) -> None:
+        if i % 3 == 0:
+            loop.build.backward(loop.build.forward(loop.model), line=60)
+            loop.build.zero(loop.optimizer, 61)
+            loop.build.data()
+
+    loop.first = probe
+    assert not codes(acc302, loop.run())
+
+
+def test_two_bodies_of_which_one_is_always_cleared() -> None:
+    loop = Loop()
+    loop.first = lambda i: loop.build.zero(loop.optimizer, 50)
+    epochs(loop.turn, builder=loop.build)
+    trace = loop.build.trace()
+    events = tuple(
+        replace(one, place=place(80)) if one.kind is Kind.BACKWARD and one.turns[-1].index % 3 == 2 else one for one in trace.events
+    )
+    assert lines(acc302, replace(trace, events=events)) == [50]
 
 
 def test_an_attack_clears_between_its_passes() -> None:

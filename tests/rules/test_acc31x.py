@@ -103,6 +103,21 @@ def test_no_tail_is_judged_where_the_trace_says_so() -> None:
     assert lines(acc307, replace(epoch_loop().trace(), judges_tail=False)) == []
 
 
+def test_inverted_boundary_is_another_mistake() -> None:
+    b = Builder()
+    model = b.model()
+    optimizer = b.optimizer(model)
+    for epoch in range(2):
+        for i in range(6):
+            b.turns = (Turn(EPOCHS, epoch, 0), Turn(LOADER, i, epoch, last=i == 5))
+            b.data()
+            b.backward(b.forward(model), weight=DIVIDED)
+            if (i + 1) % 3 != 0:
+                b.step(optimizer, guards=(GATE,))
+                b.zero(optimizer)
+    assert lines(acc307, b.trace()) == []
+
+
 def test_zeroed_though_the_counter_runs_on() -> None:
     assert lines(acc307, epoch_loop(counter="global", zero="before loop").trace()) == [TEST]
 
@@ -337,16 +352,26 @@ def test_skipped_window_is_fine(trace: Trace) -> None:
     assert lines(acc313, trace) == []
 
 
-def adversarial(order: str, *, zero_d: str = "end", cut: str = "no", names: tuple[str, str] = ("G", "netD")) -> Trace:
+def adversarial(
+    order: str,
+    *,
+    zero_d: str = "end",
+    cut: str = "no",
+    names: tuple[str, str] = ("G", "netD"),
+    text: str = "g_loss.backward()",
+    fact: str = "",
+) -> Trace:
     """`joint` steps both at the end of the window, `in turn` steps each right after its own backward on the boundary."""
     b = Builder()
     g, d = b.model(names[0]), b.model(names[1])
     opt_g, opt_d = b.optimizer(g, "opt_1"), b.optimizer(d, "opt_2")
+    if fact:
+        b.fact(fact)
     both = {g.uid} if cut == "yes" else {g.uid, d.uid}
     for _, turn in windows_of():
         last = turn == 2
         b.data()
-        b.backward(b.forward(g), b.forward(d), line=40, reaches=both, text="g_loss.backward()")
+        b.backward(b.forward(g), b.forward(d), line=40, reaches=both, text=text)
         if order == "in turn" and last:
             b.step(opt_g)
             b.zero(opt_g)
@@ -376,10 +401,16 @@ def test_generator_leaks_into_the_discriminator(order: str) -> None:
         adversarial("in turn", cut="yes"),
         adversarial("in turn", zero_d="before own"),
         adversarial("joint", names=("encoder", "decoder")),
+        adversarial("joint", text="g_loss.backward(inputs=list(G.parameters()))"),
     ],
 )
 def test_no_leak(trace: Trace) -> None:
     assert lines(acc314, trace) == []
+
+
+def test_leak_is_not_sure_where_requires_grad_is_switched() -> None:
+    [finding] = codes(acc314, adversarial("joint", fact="freezes"))
+    assert finding.confidence is Confidence.MEDIUM
 
 
 @pytest.mark.parametrize(("cleared", "expected"), [("no", [40]), ("yes", [])])

@@ -117,6 +117,20 @@ class Index:
             self.augmented.add(name)
 
     @cached_property
+    def tested_names(self) -> frozenset[str]:
+        """Names that are compared, taken modulo something, or divided by: what a counter is for."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Compare):
+                found.update(terminal(part) for part in (node.left, *node.comparators))
+                found.update(terminal(part) for part in ast.walk(node.left) if isinstance(part, (ast.Name, ast.Attribute)))
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.Div)):
+                found.update(terminal(part) for side in (node.left, node.right) for part in ast.walk(side) if isinstance(part, (ast.Name, ast.Attribute)))
+            elif isinstance(node, ast.Call) and terminal(node.func) in {"div_", "max"}:
+                found.update(terminal(part) for arg in node.args for part in ast.walk(arg) if isinstance(part, (ast.Name, ast.Attribute)))
+        return frozenset(found)
+
+    @cached_property
     def uses_fsdp(self) -> bool:
         return bool(self.identifiers & {"FullyShardedDataParallel", "FSDP", "fully_shard", "deepspeed", "FullyShardedDDP"})
 

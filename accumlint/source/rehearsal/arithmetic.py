@@ -194,7 +194,11 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
         return (_number_factor(state, value, power, node, text, place),)
     if isinstance(value, Opaque):
         if value.weight is not None and not value.forwards:
-            return tuple(replace(factor, power=factor.power * power, place=factor.place or place, text=factor.text or text) for factor in value.weight.factors)
+            plain = len(value.weight.factors) == 1 and value.weight.factors[0].power == 1
+            return tuple(
+                replace(factor, power=factor.power * power, place=place if plain else factor.place or place, text=factor.text or text)
+                for factor in value.weight.factors
+            )
         number = state.number(value, role="bound") if not is_tensor(value) else None
         if number is not None:
             return (_number_factor(state, number, power, node, text, place),)
@@ -250,8 +254,29 @@ def _count_sum(state: State, counts: list[Opaque], left: Value, right: Value, no
         quantity = Quantity.WINDOW_UNITS
     else:
         quantity = first
+    if quantities == {Quantity.INPUTS}:
+        quantity = Quantity.INPUTS
     text = state.recorder.text(node)
-    return quantity, Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=any(count.guarded for count in counts)),))
+    guarded = any(count.guarded for count in counts)
+    return quantity, Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts)),))
+
+
+def root_of(*counts: Value) -> str:
+    """Which counting a number goes back to."""
+    for one in counts:
+        if isinstance(one, Opaque) and one.weight is not None:
+            for factor in one.weight.factors:
+                if factor.root:
+                    return factor.root
+    return ""
+
+
+def guard(state: State, value: Opaque, node: ast.AST) -> Opaque:
+    """The same count, which can no longer be zero."""
+    made = state.opaque(("guarded", value.key), state.recorder.text(node), value, quantity=value.quantity, guarded=True, reduced=True)
+    if value.weight is not None:
+        made.weight = replace(value.weight, factors=tuple(replace(factor, guarded=True) for factor in value.weight.factors))
+    return made
 
 
 def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False) -> Opaque:
@@ -260,7 +285,8 @@ def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Val
     made = state.opaque(key, text, *parts, quantity=quantity, guarded=guarded, reduced=True)
     made.forwards = frozenset()
     made.attached = False
-    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded),))
+    root = root_of(*parts) or f"{text}:{getattr(node, 'lineno', 0)}"
+    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root),))
     made.born = frozenset()
     return made
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.rehearsal.arithmetic import combine, count, is_tensor
+from accumlint.source.rehearsal.arithmetic import combine, count, guard, is_tensor
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,
@@ -119,7 +119,7 @@ def _min_max(state: Calls, call: Call) -> Value:
     unknown = [value for value, number in zip(values, numbers) if number is None and isinstance(value, Opaque)]
     counted = next((value for value in unknown if value.quantity is not None or value.weight is not None), None)
     if counted is not None and call.name == "max":
-        return count(state, counted.quantity or Quantity.UNKNOWN, ("max", counted.key), call.node, counted, guarded=True) if counted.quantity else counted
+        return guard(state, counted, call.node)
     settings = [value for value in unknown if not is_tensor(value)]
     if call.name == "max" and len(settings) == 1 and len(unknown) == 1:
         return settings[0]
@@ -135,7 +135,8 @@ def _sum(state: Calls, call: Call) -> Value:
             total = combine(state, ast.Add, total, item, call.node)
         counts = [item for item in items if isinstance(item, Opaque) and item.quantity in {Quantity.UNITS, Quantity.INPUTS}]
         if counts and isinstance(total, Opaque):
-            return count(state, Quantity.WINDOW_UNITS, ("sum", id(call.node)), call.node, *counts)
+            inputs = all(item.quantity is Quantity.INPUTS for item in counts)
+            return count(state, Quantity.INPUTS if inputs else Quantity.WINDOW_UNITS, ("sum", id(call.node)), call.node, *counts)
         return total
     return state.unknown_call(call)
 

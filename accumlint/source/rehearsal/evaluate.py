@@ -299,7 +299,8 @@ class Expressions(State):
         if isinstance(node.op, ast.Not):
             if isinstance(value, (Opaque,)):
                 return self.opaque(("not", value.key), f"not {value.text}", value, negated=value)
-            return self.boolean(not self.truth(value), value)
+            answer = self.boolean(not self.truth(value), value)
+            return Known(answer.value, answer.roots, None, answer.gates, value.origin) if isinstance(value, Known) and value.origin is not None else answer
         if isinstance(value, Known) and isinstance(value.value, (int, float)):
             return Known(-value.value if isinstance(node.op, ast.USub) else +value.value if isinstance(node.op, ast.UAdd) else ~int(value.value), value.roots)
         if isinstance(value, Opaque):
@@ -325,9 +326,9 @@ class Expressions(State):
                 gates |= last.gates
                 roots |= last.roots
             if self.truth(last) is not conjunction:
-                return Known(last.value, roots, None, gates) if isinstance(last, Known) else last
+                return Known(last.value, roots, None, gates, node) if isinstance(last, Known) else last
         if not unknown:
-            return Known(last.value, roots, None, gates) if isinstance(last, Known) and gates else last
+            return Known(last.value, roots, None, gates, node) if isinstance(last, Known) and gates else last
         if len(unknown) == 1 and isinstance(unknown[0], Opaque):
             only = unknown[0]
             only.gates |= gates
@@ -381,7 +382,7 @@ class Expressions(State):
             # An upper bound (`step < total`) gates nothing; a test for arrival (`==`, `>=`) may be the boundary.
             if side.root is not None and side.root.kind != "length" and other.root is None and isinstance(op, (ast.Eq, ast.NotEq, ast.GtE, ast.Gt, ast.Lt)):
                 gates |= {side.root}
-        return Known(answer, left.roots | right.roots, None, gates)
+        return Known(answer, left.roots | right.roots, None, gates, node)
 
     def _compare_unknown(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
         flipped = {ast.NotEq: ("==", True), ast.Eq: ("==", False), ast.GtE: ("<", True), ast.Lt: ("<", False), ast.Gt: (">", False), ast.LtE: (">", True)}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from accumlint.source.reading.index import terminal
 from accumlint.source.rehearsal.arithmetic import combine
 from accumlint.source.rehearsal.state import BREAK, CONTINUE, Leave, Signal, State
 from accumlint.source.rehearsal.values import (
@@ -40,7 +42,28 @@ class Statements(State):
             signal = self.statement(statement, statements[at + 1 :])
             if signal is not None:
                 return signal
+            if isinstance(statement, ast.If) and _leaves(statement.body) == {"continue"} and not statement.orelse:
+                return self._rest_of(statement, statements[at + 1 :])
         return None
+
+    def _rest_of(self, node: ast.If, rest: Sequence[ast.stmt]) -> Signal | None:
+        """What follows an early `continue` happens under its condition."""
+        if not self.index.kinds(rest):
+            return self.block(rest)
+        with self.guarded(node, self.last_test, holds=False):
+            return self.block(rest)
+
+    @contextmanager
+    def guarded(self, node: ast.If, test: Value, *, holds: bool) -> Iterator[None]:
+        """Events in here happen under the condition; a flag stands for the test that it was computed by."""
+        origin: ast.AST = node.test
+        if isinstance(test, Known) and test.origin is not None and not isinstance(node.test, (ast.Compare, ast.BoolOp)):
+            origin = test.origin
+        self.recorder.guards.append(Guard(self.recorder.place(origin), self.recorder.text(origin), self._cause(test), holds))
+        try:
+            yield
+        finally:
+            self.recorder.guards.pop()
 
     def statement(self, node: ast.stmt, rest: Sequence[ast.stmt] = ()) -> Signal | None:
         self.tick()
@@ -157,11 +180,6 @@ class Statements(State):
             owner.items[key.value] = value
         elif isinstance(owner, (Opaque, Thing)) and isinstance(key, Known):
             self.write(owner.attributes, f"[{key.value!r}]", value)
-        if isinstance(key, Known) and key.value in {"lr", "learning_rate"}:
-            self.set_learning_rate(owner, target, value)
-
-    def set_learning_rate(self, owner: Value, target: ast.Subscript, value: Value) -> None:
-        """`group["lr"] = …`: a schedule by hand."""
 
     def _exec_AugAssign(self, node: ast.AugAssign) -> None:
         value = self.eval(node.value)
@@ -276,6 +294,7 @@ class Statements(State):
             return self.block(node.body)
         test = self.force(self.eval(node.test))
         self._learn_gate(node, test, rest)
+        self.last_test = test
         if isinstance(test, Opaque):
             return self._unknown_branch(node, test, rest)
         holds = self.truth(test)
@@ -303,12 +322,8 @@ class Statements(State):
             return None
         if not self.index.kinds(node):
             return self.block(body)
-        cause = self._cause(test)
-        self.recorder.guards.append(Guard(self.recorder.place(node.test), self.recorder.text(node.test), cause, holds))
-        try:
+        with self.guarded(node, test, holds=holds):
             return self.block(body)
-        finally:
-            self.recorder.guards.pop()
 
     @staticmethod
     def _cause(test: Value) -> str:
@@ -364,15 +379,25 @@ class Statements(State):
         off = leaves if not normal_holds else other_leaves
         skipped = (taken - left) | (after if off else frozenset())
         if skipped or off:
-            self.note_skip(node, test, skipped, sorted(off)[0] if off else "branch", node.orelse if normal_holds else node.body)
+            kept = node.body if normal_holds else node.orelse
+            self.note_skip(node, test, skipped, sorted(off)[0] if off else "branch", node.orelse if normal_holds else node.body, [*kept, *(rest if off else ())])
         return self._guarded(node, node.body if normal_holds else node.orelse, test, normal_holds)
 
-    def note_skip(self, node: ast.If, test: Opaque, skipped: frozenset[Kind], leaves: str, body: Sequence[ast.stmt]) -> None:
+    def note_skip(self, node: ast.If, test: Opaque, skipped: frozenset[Kind], leaves: str, body: Sequence[ast.stmt], lost: Sequence[ast.stmt]) -> None:
+        """Notes the way that does not train: `body` runs on it, `lost` is left out."""
         options = {"agreed"} if test.agreed else set()
+        if self._counts(lost) and not self._counts(body):
+            options.add("counted")
         if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) and any(isinstance(one, ast.Constant) and one.value in {0, 0.0} for one in (part.left, part.right)) for each in body for part in ast.walk(each)):
             options.add("zero-loss")
         guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
-        self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=skipped, leaves=leaves, options=frozenset(options))
+        leaving = body[-1] if body and isinstance(body[-1], LEAVING) else node.test
+        self.recorder.emit(Kind.SKIP, leaving, guard=guard, skipped=skipped, leaves=leaves, options=frozenset(options))
+
+    def _counts(self, statements: Sequence[ast.stmt]) -> bool:
+        """Whether statements advance a counter that something is compared with or divided by."""
+        counters = {terminal(part.target) for each in statements for part in ast.walk(each) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Add)}
+        return bool(counters & self.index.tested_names)
 
     def _both(self, node: ast.If, test: Opaque) -> Signal | None:
         """Neither side holds events: both are run, and what they set differently hangs on the condition."""

@@ -191,7 +191,7 @@ class Iteration(State):
             count = bound if bound is not None else self.world.batches
             return Plan(count, lambda at: Known(start + at * step), open=True, root=Root(key_of(value.stop), getattr(value.stop, "text", ""), "length") if value.stop is not None else None)
         count = max(0, len(range(start, int(numbers[1].value), step)))
-        return Plan(count, lambda at: Known(start + at * step), open=stop_root is not None, root=stop_root)
+        return Plan(count, lambda at: Known(start + at * step), open=stop_root is not None and stop_root.key not in self.world.knowledge.accumulations, root=stop_root)
 
     def _plan_strides(self, value: Stream) -> Plan:
         """`range(0, size, micro)`: K pieces of one batch."""

@@ -64,6 +64,8 @@ class Loops(State):
         is_range = isinstance(source, Stream) and source.kind in {"range", "enumerate", "zip", "islice"}
         if inner:
             return min(plan.count, OUTER_TURNS) if plan.open or plan.endless or root is not None else min(plan.count, 4)
+        if Kind.BACKWARD in kinds and Kind.STEP not in kinds and root is not None and not is_range and root.kind == "length" and root.key not in knowledge.accumulations:
+            knowledge.learn_accumulation(root)
         if Kind.BACKWARD in kinds and root is not None and is_range and root.kind in {"setting", "constant"} and root.key not in knowledge.accumulations:
             if Kind.STEP in kinds:
                 if root.key not in knowledge.lengths and root.key not in knowledge.divisible:

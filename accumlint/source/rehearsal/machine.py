@@ -306,7 +306,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         if not isinstance(value, Opaque) or not isinstance(target, (ast.Name, ast.Attribute)):
             return value
         name = self.recorder.text(target)
-        if value.key[0] in {"call", "part", "made", "node"} and value.actor is None:
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and value.actor is None:
             value.text = name
         self._name_loss(value, name, node)
         return value

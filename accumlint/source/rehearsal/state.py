@@ -120,6 +120,7 @@ class State:
         self.no_grad = 0
         self.contexts: list[Context] = []
         self.limits: list[str] = []
+        self.last_test: Value = TRUE  # of the last if statement
         self.covered: set[int] = set()  # ids of the backward calls that were reached
         self.managing: list[ast.AST] = []  # the with items whose own context managers are being followed
         self.touched: dict[Key, str] = {}

@@ -57,6 +57,7 @@ class Known(Value):
     roots: frozenset[Root] = NO_ROOTS
     root: Root | None = None
     gates: frozenset[Root] = NO_ROOTS
+    origin: ast.AST | None = None  # the test that a flag was computed by
 
 
 NONE = Known(None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from accumlint.source.rehearsal.arithmetic import root_of
 from accumlint.source.rehearsal.values import FALSE, NONE, TRUE, Context, Instance, Items, Known, Opaque, Thing, Value, actor_of
 from accumlint.source.vocabulary.base import Handler, as_actor, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role, Wrapper
@@ -101,10 +103,7 @@ def sync_flag(state: Machine, call: Call) -> Value | None:
     return NONE
 
 
-def set_sync(state: Machine, owner: Value, flag: Value, node: object, option: str) -> None:
-    import ast
-
-    assert isinstance(node, ast.AST)
+def set_sync(state: Machine, owner: Value, flag: Value, node: ast.AST, option: str) -> None:
     on = state.truth(flag)
     if isinstance(owner, Thing):
         owner.sync = TRUE if on else FALSE
@@ -125,7 +124,10 @@ def all_reduce(state: Machine, call: Call) -> Value | None:
         value.agreed = True
         if value.quantity is Quantity.WINDOW_UNITS or (value.quantity is Quantity.UNITS and not state.recorder.turns):
             value.quantity = Quantity.GLOBAL_UNITS
-            value.weight = Weight((Factor(Quantity.GLOBAL_UNITS, 1, None, value.text, state.recorder.place(call.node), guarded=value.guarded),))
+            root = root_of(value)
+            value.weight = Weight((Factor(Quantity.GLOBAL_UNITS, 1, None, value.text, state.recorder.place(call.node), guarded=value.guarded, root=root),))
+            if "AVG" in ast.dump(call.node):
+                value.weight = value.weight.times(Factor(Quantity.WORLD, -1, None, "ReduceOp.AVG", state.recorder.place(call.node)))
     return value if isinstance(value, Opaque) else NONE
 
 

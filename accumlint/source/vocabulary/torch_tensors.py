@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.rehearsal.arithmetic import combine, count, is_tensor, scale
+from accumlint.source.rehearsal.arithmetic import combine, count, guard, is_tensor, scale
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value, key_of
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind, Role
@@ -104,8 +104,13 @@ def total(state: Machine, call: Call) -> Value | None:
     if value.quantity is not None:
         return value
     quantity = Quantity.INPUTS if INPUT_NAMES.search(value.text) else Quantity.UNITS
-    state.recorder.emit(Kind.COUNT, call.node, weight=Weight((Factor(quantity, 1, None, state.recorder.text(call.node), state.recorder.place(call.node)),)))
-    return count(state, quantity, ("sum", value.key), call.node, value)
+    return counted(state, quantity, ("sum", value.key), call, value)
+
+
+def counted(state: Machine, quantity: Quantity, key: tuple[object, ...], call: Call, value: Opaque) -> Opaque:
+    made = count(state, quantity, key, call.node, value)
+    state.recorder.emit(Kind.COUNT, call.node, weight=made.weight)
+    return made
 
 
 def size(state: Machine, call: Call) -> Value | None:
@@ -116,6 +121,10 @@ def size(state: Machine, call: Call) -> Value | None:
         return state.opaque(("size", value.key), state.recorder.text(call.node), value)
     if not (is_tensor(value) or "data" in value.causes):
         return None
+    if call.name in {"numel", "nelement"}:
+        if value.reduced:
+            return Known(1)
+        return counted(state, Quantity.INPUTS, (call.name, value.key), call, value)
     return count(state, Quantity.INPUTS, (call.name, value.key, *state.key(*call.args)), call.node, value)
 
 
@@ -132,9 +141,9 @@ def detached(state: Machine, call: Call) -> Value | None:
 
 def clamp(state: Machine, call: Call) -> Value | None:
     value = _operand(state, call)
-    if value is None or value.quantity is None:
+    if value is None or value.forwards or (value.quantity is None and value.weight is None):
         return None
-    return count(state, value.quantity, (call.name, value.key), call.node, value, guarded=True)
+    return guard(state, value, call.node)
 
 
 def scaled_by(state: Machine, call: Call) -> Value | None:
