@@ -38,12 +38,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, place_of, setting
+from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, place_of, setting, written
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.trace import Trace
-from accumlint.weight import Factor
+from accumlint.trace import Accumulation, Trace
+from accumlint.weight import Factor, Quantity, Weight
+
+# A division by any other number is a weight, a temperature or the number of tasks.
+COUNTS_MICRO_BATCHES = re.compile(
+    r"accum|grad_acc|micro|update_(freq|interval)|(batch|mega)_(factor|split|chunks)|iter_size|subdivisions", re.IGNORECASE
+)
 
 
 @rule("ACC215", "divisor-is-not-k", Severity.ERROR, measured="coefficients of the window sum to a constant other than 1")

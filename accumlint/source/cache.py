@@ -43,7 +43,7 @@ def stamp(root: str) -> str:
     seen: list[str] = [accumlint.__version__, str(sys.version_info[:2]), root]
     for package in (*accumlint.__path__, *((rules and rules.submodule_search_locations) or ())):
         seen.extend(_files(package))
-    return digest("\n".join(seen).encode())
+    return digest(os.fsencode("\n".join(seen)))
 
 
 def _files(folder: str) -> Iterator[str]:
@@ -114,7 +114,7 @@ class Cache:
         followed = [[self.key(each), self._digest_of(each)] for each in result.followed]
         name = ""
         if result.payload is not None:
-            name = digest(self.key(path).encode(), content.encode(), settings.encode(), json.dumps(followed).encode())
+            name = digest(os.fsencode(self.key(path)), content.encode(), settings.encode(), json.dumps(followed).encode())
             if not self._write(f"{name}.json", json.dumps(result.payload)):
                 return
         self._put(path, [*_status(status), content, settings, name, followed])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -44,9 +45,12 @@ def find(arguments: Sequence[str], configuration: Configuration, *, force_exclud
 def _find(path: str, configuration: Configuration, force_exclude: bool) -> Iterator[Candidate | Unreadable]:
     try:
         status = os.stat(path)
-        folder = os.path.isdir(path)
     except (OSError, ValueError) as error:
         yield Unreadable(path, reason(error))
+        return
+    folder = stat.S_ISDIR(status.st_mode)
+    if not folder and not stat.S_ISREG(status.st_mode):
+        yield Unreadable(path, "neither a file nor a folder; `-` reads standard input")
         return
     if force_exclude and left_out(path, configuration, folder=folder):
         return

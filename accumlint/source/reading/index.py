@@ -9,12 +9,14 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from typing import Any, TypeVar
 
 from accumlint.trace import Kind
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+T = TypeVar("T")
 Loop = ast.For | ast.AsyncFor | ast.While
 
 SCHEDULER_NAME = re.compile(r"sched|(^|_)lr(_|$)|warmup|lr_?policy|anneal", re.IGNORECASE)
@@ -72,9 +74,30 @@ class Index:
         self.assigned: dict[str, int] = defaultdict(int)
         self.identifiers: set[str] = set()
         self._kinds: dict[int, frozenset[Kind]] = {}
-        self._closing: set[int] = set()
         self._loops: dict[int, bool] = {}
+        self.texts: dict[int, str] = {}
+        self._memo: dict[tuple[str, int], Any] = {}
         self._collect(tree)
+
+    def once(self, question: str, node: ast.AST, answer: Callable[[ast.AST], T]) -> T:
+        """Asks a question about a node at most once; many rehearsals of the same code ask the same."""
+        key = (question, id(node))
+        if key not in self._memo:
+            self._memo[key] = answer(node)
+        found: T = self._memo[key]
+        return found
+
+    def holds(self, node: ast.AST, *types: type[ast.AST]) -> bool:
+        """Whether a node of one of these types stands inside."""
+        return self.once("/".join(each.__name__ for each in types), node, lambda one: any(isinstance(part, types) for part in ast.walk(one)))
+
+    def size(self, node: ast.AST) -> int:
+        """The number of statements in a node."""
+        return self.once("size", node, lambda one: sum(isinstance(part, ast.stmt) for part in ast.walk(one)))
+
+    def is_generator(self, node: ast.AST) -> bool:
+        """Whether a function itself yields (its nested functions do not count)."""
+        return self.once("generator", node, _yields)
 
     def _collect(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
@@ -169,22 +192,28 @@ class Index:
     def kinds(self, node: ast.AST | Iterable[ast.stmt]) -> frozenset[Kind]:
         """The kinds of event that a statement, or the functions it calls, can bring about."""
         if not isinstance(node, ast.AST):
-            return frozenset().union(*(self.kinds(one) for one in node)) if node else frozenset()
+            found: frozenset[Kind] = frozenset()
+            for one in node:
+                found |= self.kinds(one)
+            return found
         known = self._kinds.get(id(node))
-        if known is not None:
-            return known
-        if id(node) in self._closing:
-            return frozenset()
-        self._closing.add(id(node))
+        if known is None:
+            direct, callees = self._direct(node)
+            known = direct.union(*(self._closure[id(callee)] for callee in callees))
+            self._kinds[id(node)] = known
+        return known
+
+    def _direct(self, node: ast.AST) -> tuple[frozenset[Kind], tuple[FunctionNode, ...]]:
+        """The kinds that stand in a node itself, and the functions of the file that it calls."""
+        return self.once("direct", node, self._find_direct)
+
+    def _find_direct(self, node: ast.AST) -> tuple[frozenset[Kind], tuple[FunctionNode, ...]]:
         found: set[Kind] = set()
-        recursive = False
+        callees: dict[FunctionNode, None] = {}
         for part in ast.walk(node):
             if isinstance(part, ast.Call):
                 found |= self._call_kinds(part)
-                for callee in self.callees(part):
-                    if id(callee) in self._closing:
-                        recursive = True
-                    found |= self.kinds(callee)
+                callees.update(dict.fromkeys(self.callees(part)))
             elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
                 if part.attr in {"require_backward_grad_sync", "require_forward_param_sync"}:
                     found.add(Kind.SYNC_OFF)
@@ -192,11 +221,26 @@ class Index:
                     found.add(Kind.ZERO)
             elif isinstance(part, ast.AugAssign) and _touches_grad(part.target):
                 found.add(Kind.NORMALIZE)
-        self._closing.discard(id(node))
-        result = frozenset(found)
-        if not (recursive and self._closing):
-            self._kinds[id(node)] = result
-        return result
+        return frozenset(found), tuple(callees)
+
+    @cached_property
+    def _closure(self) -> dict[int, frozenset[Kind]]:
+        """For each function the kinds that running it can bring about, through whatever it calls."""
+        every = {id(function): function for functions in (*self.functions.values(), *self.methods.values()) for function in functions}
+        kinds = {number: self._direct(function)[0] for number, function in every.items()}
+        callers: dict[int, list[int]] = defaultdict(list)
+        for number, function in every.items():
+            for callee in self._direct(function)[1]:
+                callers[id(callee)].append(number)
+        pending = [number for number, found in kinds.items() if found]
+        while pending:
+            number = pending.pop()
+            for caller in callers[number]:
+                more = kinds[caller] | kinds[number]
+                if more != kinds[caller]:
+                    kinds[caller] = more
+                    pending.append(caller)
+        return kinds
 
     def _call_kinds(self, call: ast.Call) -> set[Kind]:
         name = terminal(call.func)
@@ -204,7 +248,7 @@ class Index:
         if name in BACKWARD_NAMES:
             return {Kind.BACKWARD}
         if name == "step" and isinstance(call.func, ast.Attribute):
-            return {Kind.SCHEDULE} if SCHEDULER_NAME.search(receiver) and not OPTIMIZER_NAME.search(receiver) else {Kind.STEP}
+            return self._step_kinds(receiver, call)
         if name == "zero_grad":
             return {Kind.ZERO}
         if name in {"unscale_", "unscale_gradients"}:
@@ -220,6 +264,15 @@ class Index:
         if name == "loss_scaler" and len(call.args) + len(call.keywords) >= 2:
             return {Kind.BACKWARD, Kind.STEP}
         return set()
+
+    def _step_kinds(self, receiver: str, call: ast.Call) -> set[Kind]:
+        """`x.step()` is an update if x looks like an optimizer or a scaler, by name or by use."""
+        if SCHEDULER_NAME.search(receiver) and not OPTIMIZER_NAME.search(receiver):
+            return {Kind.SCHEDULE}
+        used = self.usage.get(receiver, set())
+        looks = OPTIMIZER_NAME.search(receiver) or SCALER_NAME.search(receiver) or used & {"zero_grad", "param_groups", "unscale_", "update", "scale", "backward"}
+        given = any(OPTIMIZER_NAME.search(terminal(arg)) for arg in call.args)
+        return {Kind.STEP} if looks or given else set()
 
     def reaches_backward_in_loop(self, node: ast.AST) -> bool:
         """Whether running this node runs a loop with a backward in it."""
@@ -244,13 +297,16 @@ class Index:
 
     def gates_outside_inner_loops(self, loop: Loop) -> bool:
         """Whether a condition in the loop's body, outside its inner loops, guards a step: then this loop makes the window."""
+        return self.once("gates", loop, lambda _: self._gates_outside(loop))
+
+    def _gates_outside(self, loop: Loop) -> bool:
         pending: list[ast.stmt] = list(loop.body)
         while pending:
             statement = pending.pop()
             if isinstance(statement, ast.If):
                 if Kind.STEP in self.kinds(statement) and Kind.BACKWARD not in self.kinds(statement):
                     return True
-                if any(isinstance(part, ast.Continue) for part in ast.walk(statement)) and any(isinstance(part, ast.Mod) for part in ast.walk(statement.test)):
+                if self.holds(statement, ast.Continue) and self.holds(statement.test, ast.Mod):
                     return True
                 pending += statement.body + statement.orelse
             elif isinstance(statement, (ast.With, ast.AsyncWith, ast.Try)):
@@ -259,15 +315,31 @@ class Index:
 
     def mentions_loss(self, node: ast.AST) -> bool:
         """Whether a function forms a loss, so that following it can tell the weight."""
-        return any(
-            (isinstance(part, ast.Name) and LOSS_WORDS.search(part.id))
-            or (isinstance(part, ast.Attribute) and (LOSS_WORDS.search(part.attr) or part.attr in {"mean", "sum"}))
-            for part in ast.walk(node)
-        )
+        return self.once("loss", node, _names_loss)
 
     def is_open_constant(self, name: str) -> bool:
         """Whether a name is only ever given plain values: a setting, not a counter."""
         return name not in self.augmented and self.assigned.get(name, 0) <= 1
+
+
+def _names_loss(node: ast.AST) -> bool:
+    return any(
+        (isinstance(part, ast.Name) and LOSS_WORDS.search(part.id))
+        or (isinstance(part, ast.Attribute) and (LOSS_WORDS.search(part.attr) or part.attr in {"mean", "sum"}))
+        for part in ast.walk(node)
+    )
+
+
+def _yields(node: ast.AST) -> bool:
+    body = getattr(node, "body", None)
+    pending: list[ast.AST] = list(body) if isinstance(body, list) else []
+    while pending:
+        part = pending.pop()
+        if isinstance(part, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            pending.extend(ast.iter_child_nodes(part))
+    return False
 
 
 def _touches_grad(node: ast.AST) -> bool:

@@ -76,9 +76,7 @@ class Calls(State):
     def call_value(self, function: Value, args: list[Value], node: ast.Call | None = None, keywords: dict[str, Value] | None = None) -> Value:
         """Calls a value from inside the interpreter."""
         function = self.force(function)
-        made = node if node is not None else ast.Call(ast.Name("call", ast.Load()), [], [])
-        if not hasattr(made, "lineno"):
-            made.lineno, made.col_offset = getattr(getattr(function, "node", None), "lineno", 1), 0
+        made = node if node is not None else self.index.once("call", getattr(function, "node", self.index.tree), _call_of)
         receiver = function.receiver if isinstance(function, Method) else None
         name = function.name if isinstance(function, (Method, Function, Opaque, Builtin)) else ""
         path = function.path if isinstance(function, Opaque) else ""
@@ -135,7 +133,7 @@ class Calls(State):
             return self._not_followed(function, args, keywords, node)
         frame = Frame(parent=function.closure, function=function, depth=self.frame.depth + 1)
         self._bind_arguments(frame, function, args, keywords, node)
-        if _is_generator(body):
+        if self.index.is_generator(body):
             return self._generator(function, frame, body)
         return self.run_frame(frame, body)
 
@@ -178,8 +176,7 @@ class Calls(State):
             return False
         if self.index.kinds(node):
             return True
-        size = sum(isinstance(part, ast.stmt) for part in ast.walk(node))
-        return size <= SMALL_FUNCTION or self.index.mentions_loss(node) or _is_generator(node)
+        return self.index.size(node) <= SMALL_FUNCTION or self.index.mentions_loss(node) or self.index.is_generator(node)
 
     def _not_followed(self, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> Value:
         made = self.opaque(("call", id(function.node), *self.key(*args)), f"{function.name}()", *args, *keywords.values())
@@ -280,6 +277,11 @@ class Calls(State):
         return Partial(function.bound, function.owner.bases, {})
 
 
+def _call_of(node: ast.AST) -> ast.Call:
+    """A call of something that the interpreter itself calls."""
+    return ast.Call(ast.Name("call", ast.Load()), [], [], lineno=getattr(node, "lineno", 1), col_offset=0)
+
+
 class SourceRaised(Exception):
     """The source raises on this path, in this world."""
 
@@ -288,18 +290,6 @@ def _node_of(value: Value) -> ast.AST:
     while isinstance(value, Partial):
         value = value.function
     return value.node if isinstance(value, Function) else ast.Pass()
-
-
-def _is_generator(node: ast.AST) -> bool:
-    """Whether a function itself yields (its nested functions do not count)."""
-    pending: list[ast.AST] = list(getattr(node, "body", [])) if isinstance(getattr(node, "body", None), list) else []
-    while pending:
-        part = pending.pop()
-        if isinstance(part, (ast.Yield, ast.YieldFrom)):
-            return True
-        if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
-            pending.extend(ast.iter_child_nodes(part))
-    return False
 
 
 def training_instance(cls: Class, name: str, role: Role) -> Instance:

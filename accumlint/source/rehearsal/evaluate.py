@@ -479,12 +479,13 @@ class Expressions(State):
         return self._comprehension(node, node.elt, "list")
 
     def _eval_DictComp(self, node: ast.DictComp) -> Value:
-        values = self._comprehension(node, ast.Tuple([node.key, node.value], ast.Load()), "list")
+        pair = self.index.once("pair", node, lambda _: ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node))
+        values = self._comprehension(node, pair, "list")
         made = Mapping({}, ("dict", id(node)), "")
-        for pair in values.items if isinstance(values, Items) else ():
-            if isinstance(pair, Items):
-                key = self.force(pair.items[0])
-                made.items[key.value if isinstance(key, Known) else ("?", key_of(key))] = pair.items[1]
+        for item in values.items if isinstance(values, Items) else ():
+            if isinstance(item, Items):
+                key = self.force(item.items[0])
+                made.items[key.value if isinstance(key, Known) else ("?", key_of(key))] = item.items[1]
         return made
 
     def _comprehension(self, node: Any, element: ast.expr, kind: str) -> Value:

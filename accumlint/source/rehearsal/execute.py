@@ -185,7 +185,7 @@ class Statements(State):
         value = self.eval(node.value)
         if self.scale_gradient(node.target, type(node.op), value, node):
             return
-        current = self.force(self.eval(_loaded(node.target)))
+        current = self.force(self.eval(self.index.once("loaded", node.target, lambda one: _loaded(node.target))))
         if isinstance(current, Items) and isinstance(value, Items) and isinstance(node.op, ast.Add):
             current.items.extend(value.items)
             return
@@ -347,7 +347,7 @@ class Statements(State):
             prefers = not leaves if leaves != other_leaves else len(kinds) >= len(other)
             if kinds and not other and not leaves & {"raise"} and not (leaves & {"continue", "break"}):
                 prefers = True
-            returns = "return" in leaves | other_leaves and _returns_value(node)
+            returns = "return" in leaves | other_leaves and self.index.once("returns", node, lambda _: _returns_value(node))
             if "raise" not in leaves | other_leaves and leaves and Kind.BACKWARD in kinds:
                 prefers = True
             holds = self.truth(test, prefers, flips=bool(kinds or other) or returns, weight=len(kinds | other))
@@ -386,9 +386,9 @@ class Statements(State):
     def note_skip(self, node: ast.If, test: Opaque, skipped: frozenset[Kind], leaves: str, body: Sequence[ast.stmt], lost: Sequence[ast.stmt]) -> None:
         """Notes the way that does not train: `body` runs on it, `lost` is left out."""
         options = {"agreed"} if test.agreed else set()
-        if self._counts(lost) and not self._counts(body):
+        if self.index.once("counted", node, lambda _: self._counts(lost) and not self._counts(body)):
             options.add("counted")
-        if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) and any(isinstance(one, ast.Constant) and one.value in {0, 0.0} for one in (part.left, part.right)) for each in body for part in ast.walk(each)):
+        if self.index.once("zero loss", node, lambda _: _multiplies_by_zero(body)):
             options.add("zero-loss")
         guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
         leaving = body[-1] if body and isinstance(body[-1], LEAVING) else node.test
@@ -523,12 +523,10 @@ class Statements(State):
     _exec_TryStar = _exec_Try
 
     def _swallows(self, handler: ast.ExceptHandler) -> bool:
-        name = ast.unparse(handler.type) if handler.type is not None else ""
+        name = self.recorder.text(handler.type) if handler.type is not None else ""
         if "StopIteration" in name or "Interrupt" in name or "ImportError" in name:
             return False
-        return not any(isinstance(part, ast.Raise) and part.exc is None for part in ast.walk(handler)) and not any(
-            isinstance(part, ast.Call) and ast.unparse(part.func) in {"exit", "sys.exit", "os._exit"} for part in ast.walk(handler)
-        )
+        return not self.index.once("reraises", handler, lambda _: _reraises(handler))
 
     def _note_exception(self, handler: ast.ExceptHandler, kinds: frozenset[Kind]) -> None:
         raises = any(isinstance(part, ast.Raise) for part in handler.body)
@@ -579,6 +577,19 @@ def _leaves(body: Sequence[ast.stmt]) -> set[str]:
         first, second = _leaves(last.body), _leaves(last.orelse)
         return first | second if first and second else set()
     return set()
+
+
+def _multiplies_by_zero(body: Sequence[ast.stmt]) -> bool:
+    products = [part for each in body for part in ast.walk(each) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult)]
+    return any(isinstance(one, ast.Constant) and one.value == 0 for part in products for one in (part.left, part.right))
+
+
+def _reraises(handler: ast.ExceptHandler) -> bool:
+    return any(
+        (isinstance(part, ast.Raise) and part.exc is None)
+        or (isinstance(part, ast.Call) and ast.unparse(part.func) in {"exit", "sys.exit", "os._exit"})
+        for part in ast.walk(handler)
+    )
 
 
 def _returns_value(node: ast.If) -> bool:

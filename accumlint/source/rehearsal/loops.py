@@ -41,7 +41,7 @@ class Loops(State):
     _exec_AsyncFor = _exec_For
 
     def _holds_events(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
-        return bool(self.index.kinds(node.body)) or any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in ast.walk(node))
+        return bool(self.index.kinds(node.body)) or self.index.holds(node, ast.Yield, ast.YieldFrom)
 
     def _turns(self, node: ast.For | ast.AsyncFor, source: Value) -> int | None:
         """How many turns a range of unknown length gets: K for the micro-loop, two for the loops around it."""
@@ -74,7 +74,7 @@ class Loops(State):
                 knowledge.learn_accumulation(root)
         if Kind.BACKWARD in kinds and plan.endless:
             return self.world.batches
-        if Kind.BACKWARD not in kinds and (plan.open or plan.endless) and not any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in ast.walk(node)):
+        if Kind.BACKWARD not in kinds and (plan.open or plan.endless) and not self.index.holds(node, ast.Yield, ast.YieldFrom):
             return min(plan.count, 1 if not kinds else self.world.batches)
         return min(plan.count, MOST_TURNS)
 

@@ -284,7 +284,8 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
     def scale_gradient(self, target: ast.expr, op: type[ast.operator], value: Value, node: ast.AST) -> bool:
         if op not in {ast.Mult, ast.Div} or not isinstance(target, ast.Attribute):
             return False
-        gradient = self.force(self.eval(ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)))
+        read = self.index.once("loaded", target, lambda _: ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target))
+        gradient = self.force(self.eval(read))
         if not isinstance(gradient, Opaque) or gradient.name != "grad":
             return False
         assert isinstance(node, ast.AugAssign)

@@ -28,6 +28,14 @@ class OpenTurn:
         return Turn(self.line, self.index, self.entry, self.last, self.endless)
 
 
+def _one_line(node: ast.AST) -> str:
+    try:
+        text = " ".join(ast.unparse(node).split())
+    except (RecursionError, ValueError):
+        return ""
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+
+
 @dataclass
 class Recorder:
     """The events so far, and the loops and conditions that are open around the statement being rehearsed."""
@@ -40,6 +48,7 @@ class Recorder:
     facts: dict[str, list[Evidence]] = field(default_factory=dict)
     entries: dict[int, int] = field(default_factory=dict)
     micro_batches: int = 0
+    texts: dict[int, str] = field(default_factory=dict)  # of nodes, shared by all rehearsals of a module
 
     def place(self, node: ast.AST) -> Place:
         line = getattr(node, "lineno", 1)
@@ -47,11 +56,10 @@ class Recorder:
 
     def text(self, node: ast.AST) -> str:
         """The source of a node as one short line."""
-        try:
-            text = " ".join(ast.unparse(node).split())
-        except (RecursionError, ValueError):
-            return ""
-        return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+        known = self.texts.get(id(node))
+        if known is None:
+            known = self.texts[id(node)] = _one_line(node)
+        return known
 
     def fact(self, name: str, node: ast.AST, text: str = "") -> None:
         place = self.place(node)

@@ -84,7 +84,7 @@ class Rehearsal:
     def _run(self, world: World) -> Machine | None:
         """Rehearses in one world, again from the start whenever something is learnt."""
         for _ in range(MOST_RESTARTS):
-            machine = Machine(self.index, Recorder(self.path, self.source.lines), world)
+            machine = Machine(self.index, Recorder(self.path, self.source.lines, texts=self.index.texts), world)
             try:
                 self._enter(machine)
             except Restart:
@@ -151,7 +151,7 @@ class Rehearsal:
 
     def _traces_of(self, machine: Machine, settings: tuple[tuple[str, str], ...]) -> Iterator[Trace]:
         facts: dict[str, list[Evidence]] = {name: list(evidence) for name, evidence in machine.recorder.facts.items()}
-        for name, evidence in gather(self.index, machine.recorder).items():
+        for name, evidence in self.index.once("evidence", self.source.tree, lambda _: gather(self.index, machine.recorder)).items():
             facts.setdefault(name, []).extend(evidence)
         for events in split_by_loop(machine.recorder.events):
             if not any(event.kind is Kind.BACKWARD for event in events):
