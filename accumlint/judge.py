@@ -27,7 +27,9 @@ def judge(trace: Trace, rules: Iterable[Rule]) -> list[Finding]:
         if not (each.every_loop or trace.accumulates):
             continue
         for finding in each.check(trace):
-            found.setdefault(finding.key, replace(finding, severity=finding.severity or each.severity, trace=trace))
+            found.setdefault(
+                finding.key, replace(finding, severity=each.severity if finding.severity is None else finding.severity, trace=trace)
+            )
     return list(found.values())
 
 

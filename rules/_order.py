@@ -22,9 +22,15 @@ def forwards_of(trace: Trace, backward: Event) -> tuple[Event, ...]:
 
 
 def events_of(trace: Trace, optimizer: Actor) -> Iterator[Event]:
-    """The events that make, change, use or clear this optimizer's gradients, and the scaler updates between them."""
+    """The events that make, change, use or clear this optimizer's gradients, and the scaler updates between them, up to its last step.
+
+    What comes after it may feed an optimizer that has taken this one's place, such as the next epoch's.
+    """
     holds = _Holdings(trace, optimizer)
+    steps = [event.index for event in trace.of(Kind.STEP) if event.concerns(optimizer)]
     for event in trace.events:
+        if not steps or event.index > steps[-1]:
+            return
         if event.kind is Kind.BACKWARD:
             if holds.fed_by(event):
                 yield event

@@ -77,6 +77,6 @@ def _unscaled(trace: Trace, optimizer: Actor) -> Iterator[tuple[Event, Event]]:
 
 def _scaled_otherwise(event: Event) -> bool:
     """By hand, by an engine, by apex's own context, or a gradient that is passed on as it came."""
-    if event.options & {"engine", "scale-loss", "replay"}:
+    if event.options & {"engine", "scale-loss", "replay"} or ".scale(" in event.text:
         return True
     return event.weight is not None and bool(event.weight.of(Quantity.SCALE))

@@ -263,7 +263,7 @@ def _print(findings: list[Finding], base: Settings, options: Options) -> None:
         write(text)
         return
     try:
-        with open(options.output_file, "w", encoding="utf-8") as file:
+        with open(options.output_file, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
     except OSError as error:
         raise click.UsageError(f"{options.output_file} cannot be written: {error.strerror}.") from None

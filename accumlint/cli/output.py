@@ -35,12 +35,12 @@ def width() -> int:
 
 def write(text: str) -> None:
     """Writes to standard output; what its encoding lacks is spelled in ASCII."""
-    encoding = sys.stdout.encoding or "utf-8"
-    if encoding.lower().replace("-", "") != "utf8":
+    try:
+        sys.stdout.write(text)
+    except UnicodeEncodeError:
         from accumlint.report.terminal import encodable
 
-        text = encodable(text, encoding)
-    sys.stdout.write(text)
+        sys.stdout.write(encodable(text, sys.stdout.encoding or "ascii"))
     sys.stdout.flush()
 
 

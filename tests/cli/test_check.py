@@ -280,9 +280,7 @@ def test_where_the_cache_lies(plant: Write, lint: Lint) -> None:
     assert not Path("never").exists()
 
 
-def test_from_another_folder_the_cache_shows_other_names(
-    plant: Write, write: Write, lint: Lint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_another_folder_the_cache_shows_other_names(plant: Write, write: Write, lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
     write("accumlint.toml", "")
     os.utime(plant("sub/a.py", "ACC301"), ns=(10**18, 10**18))
     assert lint(".", "--output-format", "concise")[1].startswith("sub/a.py:3")

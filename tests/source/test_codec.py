@@ -27,13 +27,19 @@ def finding() -> Finding:
     events = (
         Event(0, Kind.FORWARD, place, 1, turns, "model(x)", model=model, sync=False, data=(4, 5)),
         Event(1, Kind.BACKWARD, place, 1, turns, weight=weight, forwards=(0,), reaches=frozenset({1, 2}), guards=(guard,), scaled=True),
-        Event(2, Kind.SKIP, place, 1, guard=guard, skipped=frozenset({Kind.STEP, Kind.ZERO}), leaves="continue", options=frozenset({"agreed"})),
+        Event(
+            2, Kind.SKIP, place, 1, guard=guard, skipped=frozenset({Kind.STEP, Kind.ZERO}), leaves="continue", options=frozenset({"agreed"})
+        ),
         Event(3, Kind.STEP, Place("b.py", 9), 1, targets=(optimizer,)),
     )
     facts = {"varying-units": (Evidence(place, "pad_sequence"),)}
-    trace = Trace("a.py", place, "train", events, Accumulation("accum", 3, place), (("args.fp16", "True"),), facts, followed=False, limits=("x",))
+    trace = Trace(
+        "a.py", place, "train", events, Accumulation("accum", 3, place), (("args.fp16", "True"),), facts, followed=False, limits=("x",)
+    )
     fix = Fix(Applicability.UNSAFE, "move it", (Edit(place, "new\n"),))
-    return Finding("ACC101", place, "wrong — “ü”", "help", Confidence.MEDIUM, events[:3], (1,), (("a", "b"),), fix, Severity.ERROR, trace, 7)
+    return Finding(
+        "ACC101", place, "wrong — “ü”", "help", Confidence.MEDIUM, events[:3], (1,), (("a", "b"),), fix, Severity.ERROR, trace, 7
+    )
 
 
 def test_there_and_back_is_the_same() -> None:
@@ -57,11 +63,20 @@ def test_other_types_are_refused() -> None:
         encode([Finding("ACC101", Place("a.py", 1), "", settings=range(3))], same)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [None, [], {}, {"table": [["Finding", {}]], "findings": []}, {"table": [["os.system", "x"]], "findings": []}, {"table": [], "findings": [{"#": 0}]}]
-    + [{"table": [["Place", {"path": "a", "line": 1}]], "findings": [{"#": 0}]}, {"table": 3, "findings": 4}, {"table": [[]], "findings": []}],
-)
+DAMAGED = [
+    None,
+    [],
+    {},
+    {"table": 3, "findings": 4},
+    {"table": [[]], "findings": []},
+    {"table": [["Finding", {}]], "findings": []},
+    {"table": [["os.system", "x"]], "findings": []},
+    {"table": [], "findings": [{"#": 0}]},
+    {"table": [["Place", {"path": "a", "line": 1}]], "findings": [{"#": 0}]},
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=str)
 def test_damaged_values_are_refused(damaged: object) -> None:
     with pytest.raises(CodecError):
         decode(damaged, same)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, TypeVar
 
+from accumlint.source.reading.targets import find_ignored_targets
 from accumlint.trace import Kind
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -73,6 +74,7 @@ class Index:
         self.augmented: set[str] = set()
         self.assigned: dict[str, int] = defaultdict(int)
         self.identifiers: set[str] = set()
+        self.imported: set[str] = set()
         self._kinds: dict[int, frozenset[Kind]] = {}
         self._loops: dict[int, bool] = {}
         self.texts: dict[int, str] = {}
@@ -123,6 +125,7 @@ class Index:
                     self._assign(target, node.value)
             elif isinstance(node, ast.alias):
                 self.identifiers.update((node.name.rsplit(".", 1)[-1], node.asname or ""))
+                self.imported.add(node.asname or node.name.split(".")[0])
             elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
                 for target in ast.walk(node.target):
                     if isinstance(target, ast.Name):
@@ -138,6 +141,15 @@ class Index:
         self.assigned[name] += 1
         if any(isinstance(part, ast.BinOp) for part in ast.walk(value)) and any(terminal(part) == name for part in ast.walk(value)):
             self.augmented.add(name)
+
+    @cached_property
+    def ignored_targets(self) -> tuple[ast.AST, ...]:
+        """Where the module writes the index that the loss ignores into its targets."""
+        return tuple(find_ignored_targets(self.tree))
+
+    @property
+    def ignores_targets(self) -> bool:
+        return bool(self.ignored_targets)
 
     @cached_property
     def tested_names(self) -> frozenset[str]:
@@ -173,9 +185,13 @@ class Index:
             found: list[FunctionNode] = [function for function in self.functions.get(name, []) if function not in self.owner]
             if name in self.classes:
                 found += [member for member in self.class_methods(self.classes[name]) if member.name == "__init__"]
+            elif not found and name not in self.imported:
+                found += self.methods.get("__call__", ())
             return found
         if isinstance(node.func, ast.Attribute):
-            return list(self.methods.get(name, ())) + [function for function in self.functions.get(name, ()) if function not in self.owner]
+            own = list(self.methods.get(name, ())) + [function for function in self.functions.get(name, ()) if function not in self.owner]
+            instance = isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
+            return own or (list(self.methods.get("__call__", ())) if instance else [])
         if isinstance(node.func, ast.Subscript):
             return list(self.methods.get("forward", ()))
         return []

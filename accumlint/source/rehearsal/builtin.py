@@ -148,6 +148,8 @@ def _int(state: Calls, call: Call) -> Value:
             return Known(int(value.value) if call.name == "int" else value.value, value.roots, value.root, value.gates)
         except (OverflowError, ValueError):
             return state.unknown_call(call)
+    if isinstance(value, Known) and call.name == "float" and str(value.value).lstrip("+-").lower() in {"inf", "infinity"}:
+        return Known(float(value.value))
     if isinstance(value, Opaque):
         return _same_value(state, value, call)
     return state.unknown_call(call)

@@ -135,6 +135,13 @@ class Calls(State):
         self._bind_arguments(frame, function, args, keywords, node)
         if self.index.is_generator(body):
             return self._generator(function, frame, body)
+        bound = function.bound
+        if node is not None and isinstance(bound, Instance) and bound.wrapped_by is not None and self.forward is None:
+            self.model_calls.append(node)
+            try:
+                return self.run_frame(frame, body)
+            finally:
+                self.model_calls.pop()
         return self.run_frame(frame, body)
 
     def run_frame(self, frame: Frame, body: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
@@ -228,7 +235,8 @@ class Calls(State):
             fresh = Frame(dict(frame.names), frame.parent, function, frame.depth, yields=receive)
             self.run_frame(fresh, body)
 
-        return Stream("generator", call=run, text=f"{function.name}()")
+        endless = self.index.once("endless", body, _never_ends)
+        return Stream("generator", call=run, text=f"{function.name}()", endless=endless)
 
     # Classes of the source.
     def instantiate(self, cls: Class, call: Call) -> Value:
@@ -284,6 +292,14 @@ def _call_of(node: ast.AST) -> ast.Call:
 
 class SourceRaised(Exception):
     """The source raises on this path, in this world."""
+
+
+def _never_ends(node: ast.AST) -> bool:
+    """`while True:` without a break or return."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.While) and isinstance(part.test, ast.Constant) and part.test.value:
+            return not any(isinstance(one, (ast.Break, ast.Return)) for one in ast.walk(part))
+    return False
 
 
 def _node_of(value: Value) -> ast.AST:

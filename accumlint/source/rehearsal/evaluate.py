@@ -9,6 +9,7 @@ from typing import Any
 
 from accumlint.source.rehearsal.arithmetic import combine, count
 from accumlint.source.rehearsal.names import BUILTINS
+from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.state import Call, Frame, State
 from accumlint.source.rehearsal.values import (
     FALSE,
@@ -33,7 +34,7 @@ from accumlint.source.rehearsal.values import (
     actor_of,
     key_of,
 )
-from accumlint.trace import Role
+from accumlint.trace import Kind, Role
 from accumlint.weight import Quantity
 
 LARGEST_NUMBER = 10**9
@@ -506,11 +507,17 @@ class Expressions(State):
         first, rest = generators[0], generators[1:]
         source = self.force(self.eval(first.iter))
         opened, length = self.openness(source, first.iter)
-        for value in self.each(source, first.iter, 1 if opened else None):
+        trains = Kind.BACKWARD in self.index.kinds(element)
+        for at, value in enumerate(self.each(source, first.iter, 1 if opened and not trains else None)):
+            if trains:
+                self.recorder.turns.append(OpenTurn(first.iter.lineno, at, 0))
+                self.recorder.new_data()
             self.assign(first.target, value)
             answers = [self.force(self.eval(test)) for test in first.ifs]
             if all(not isinstance(answer, Known) or answer.value for answer in answers):
                 self._generate(rest, element, found)
+            if trains:
+                self.recorder.turns.pop()
             if first.ifs and any(isinstance(answer, Opaque) for answer in answers):
                 found.open = True
         found.open = found.open or opened

@@ -9,7 +9,6 @@ from accumlint.source.reading.index import Index, terminal
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.trace import Evidence
 
-IGNORED = -100
 PADDING = re.compile(r"pad_sequence|DataCollatorWithPadding|DataCollatorFor(LanguageModeling|Seq2Seq|TokenClassification)|pad_packed_sequence|BucketIterator|bucket", re.IGNORECASE)
 MAKERS = frozenset({"randint", "randn", "rand", "zeros", "ones", "full", "empty"})
 RANDOM = frozenset({"randint", "randrange", "choice", "integers", "uniform", "randperm"})
@@ -23,11 +22,11 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
         found.setdefault(name, []).append(Evidence(recorder.place(node), text))
 
     varying = _varying_names(index.tree)
+    for node in index.ignored_targets:
+        note("ignored-targets", node, "targets are set to the ignored index")
+        note("varying-units", node, "targets are set to the ignored index, so their number varies")
     for node in ast.walk(index.tree):
-        if _is_ignored_target(node) and _produces(node, index):
-            note("ignored-targets", node, "targets are set to -100")
-            note("varying-units", node, "targets are set to -100, so their number varies")
-        elif isinstance(node, ast.Call):
+        if isinstance(node, ast.Call):
             name = terminal(node.func)
             if PADDING.fullmatch(name):
                 note("varying-units", node, f"`{name}` pads sequences of different length")
@@ -36,39 +35,6 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
     if index.is_distributed:
         found.setdefault("distributed", []).append(Evidence(recorder.place(index.tree), "torch.distributed"))
     return found
-
-
-def _is_ignored_target(node: ast.AST) -> bool:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        return node.operand.value == -IGNORED
-    return False
-
-
-def _produces(node: ast.AST, index: Index) -> bool:
-    """Whether a -100 is written into targets rather than compared with or named as the index to ignore."""
-    return id(node) in _written(index.tree)
-
-
-_WRITTEN: dict[int, set[int]] = {}
-
-
-def _written(tree: ast.Module) -> set[int]:
-    known = _WRITTEN.get(id(tree))
-    if known is not None:
-        return known
-    written: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Subscript) for target in node.targets):
-            written.update(id(part) for part in ast.walk(node.value))
-        elif isinstance(node, ast.Call) and terminal(node.func) in {"masked_fill", "masked_fill_", "where", "full", "full_like", "fill_", "new_full", "pad", "index_fill_", "extend"}:
-            written.update(id(part) for arg in node.args for part in ast.walk(arg))
-        elif isinstance(node, (ast.BinOp,)) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
-            written.update(id(part) for part in ast.walk(node.left))
-        elif isinstance(node, ast.IfExp):
-            written.update(id(part) for side in (node.body, node.orelse) for part in ast.walk(side))
-    _WRITTEN.clear()
-    _WRITTEN[id(tree)] = written
-    return written
 
 
 def _varying_names(tree: ast.Module) -> set[str]:

@@ -81,6 +81,7 @@ class Statements(State):
 
     def _exec_Assign(self, node: ast.Assign) -> None:
         value = self.eval(node.value)
+        self._sum_kept(node)
         for target in node.targets:
             self.assign(target, self._named(target, node.value, value))
 
@@ -195,7 +196,15 @@ class Statements(State):
         self.retained_sum(node, current, value, result)
         self.assign(node.target, result)
 
-    def retained_sum(self, node: ast.AugAssign, current: Value, value: Value, result: Value) -> None:
+    def _sum_kept(self, node: ast.Assign) -> None:
+        """`total = total + loss` is `total += loss`."""
+        target, value = node.targets[0], node.value
+        if not (isinstance(target, ast.Name) and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)):
+            return
+        if isinstance(value.left, ast.Name) and value.left.id == target.id:
+            self.retained_sum(node, NONE, self.eval(value.right), NONE)
+
+    def retained_sum(self, node: ast.AST, current: Value, value: Value, result: Value) -> None:
         """A loss with its graph added to a running sum."""
 
     def _is_counter(self, current: Opaque, value: Value) -> bool:
@@ -304,15 +313,14 @@ class Statements(State):
         """What an update is gated by is K."""
         gates = test.gates if isinstance(test, (Known, Opaque)) else frozenset()
         knowledge = self.world.knowledge
-        wanted = [root for root in gates if root.key not in knowledge.accumulations and root.kind != "length" and root.key not in knowledge.lengths]
+        wanted = [root for root in gates if root.key not in knowledge.proven and root.kind != "length" and root.key not in knowledge.lengths]
         if not wanted:
             return
         guarded = self.gates_update(node.body) or self.gates_update(node.orelse)
         early = any(isinstance(part, ast.Continue) for part in node.body) and self.gates_update(list(rest))
         if not (guarded or early):
             return
-        known = [root for root in gates if root.key in knowledge.accumulations]
-        if known:
+        if any(root.key in knowledge.proven for root in gates):
             return
         moduli = [root for root in wanted if _is_modulus(node.test, root.text)] or wanted
         knowledge.learn_accumulation(moduli[0])
@@ -386,6 +394,8 @@ class Statements(State):
     def note_skip(self, node: ast.If, test: Opaque, skipped: frozenset[Kind], leaves: str, body: Sequence[ast.stmt], lost: Sequence[ast.stmt]) -> None:
         """Notes the way that does not train: `body` runs on it, `lost` is left out."""
         options = {"agreed"} if test.agreed else set()
+        if Kind.ZERO in self.index.kinds(body):
+            options.add("zeroes")
         if self.index.once("counted", node, lambda _: self._counts(lost) and not self._counts(body)):
             options.add("counted")
         if self.index.once("zero loss", node, lambda _: _multiplies_by_zero(body)):
@@ -402,9 +412,11 @@ class Statements(State):
     def _both(self, node: ast.If, test: Opaque) -> Signal | None:
         """Neither side holds events: both are run, and what they set differently hangs on the condition."""
         outer = self.journal
+        self.last_branch = node
         first = self._attempt(node.body)
         second = self._attempt(node.orelse)
         self.journal = outer
+        self.last_branch = node
         if first[1] is not None and second[1] is not None:
             self._apply(first[0])
             return first[1]
@@ -452,10 +464,26 @@ class Statements(State):
             otherwise = second[place][2] if place in second else old
             if then is None or otherwise is None:
                 self.write(store, key, then or otherwise or NONE)
+            elif test.causes & set(PERSONAL) and self._is_loss(then) is not self._is_loss(otherwise) and key not in {"_"}:
+                self._note_lost_graph(test, then, otherwise)
+                self.write(store, key, then if self._is_loss(then) else otherwise)
             elif then is otherwise or _same(then, otherwise):
                 self.write(store, key, then)
             else:
                 self.write(store, key, Phi(test, then, otherwise))
+
+    @staticmethod
+    def _is_loss(value: Value) -> bool:
+        return isinstance(value, Opaque) and bool(value.forwards) and value.weight is not None
+
+    def _note_lost_graph(self, test: Opaque, then: Value, otherwise: Value) -> None:
+        """On one side the loss has a graph, on the other it does not: there the backward reaches no parameter."""
+        other = otherwise if self._is_loss(then) else then
+        if isinstance(other, Opaque) and not other.forwards and self.last_branch is not None:
+            node = self.last_branch
+            guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
+            options = frozenset({"agreed"}) if test.agreed else frozenset()
+            self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=frozenset({Kind.BACKWARD}), leaves="branch", options=options)
 
     # Blocks with a beginning and an end.
     def _exec_With(self, node: ast.With | ast.AsyncWith) -> Signal | None:
@@ -507,7 +535,7 @@ class Statements(State):
     def _exec_Try(self, node: ast.Try) -> Signal | None:
         handlers = [handler for handler in node.handlers if self._swallows(handler)]
         kinds = self.index.kinds(node.body)
-        if handlers and Kind.BACKWARD in kinds | {Kind.BACKWARD} & kinds:
+        if handlers and kinds & {Kind.BACKWARD, Kind.STEP}:
             self._note_exception(handlers[0], kinds)
         try:
             signal = self.block(node.body)
@@ -585,10 +613,11 @@ def _multiplies_by_zero(body: Sequence[ast.stmt]) -> bool:
 
 
 def _reraises(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler always ends the run: what it raises only under a condition of its own does not count."""
     return any(
-        (isinstance(part, ast.Raise) and part.exc is None)
-        or (isinstance(part, ast.Call) and ast.unparse(part.func) in {"exit", "sys.exit", "os._exit"})
-        for part in ast.walk(handler)
+        isinstance(part, ast.Raise)
+        or (isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) and ast.unparse(part.value.func) in {"exit", "sys.exit", "os._exit"})
+        for part in handler.body
     )
 
 

@@ -235,7 +235,7 @@ class Iteration(State):
 
     def _sliced(self, source: Value, inner: Plan, at: int, node: ast.AST) -> Value:
         """Slicing the loader itself begins at its first batch each time; slicing an iterator goes on."""
-        if isinstance(source, (Opaque, Thing)) and inner.data:
+        if isinstance(source, Thing) and inner.data and "shuffled" not in source.actor.options:
             return self.datum(node, "batch", ("first batches", key_of(source), at))
         return inner.item(at)
 
@@ -293,6 +293,9 @@ class Iteration(State):
             if value.kind == "iterator":
                 inner = self.plan(value.parts[0], node)
                 value.taken += 1
+                source = self.force(value.parts[0])
+                if isinstance(source, Thing) and source.actor.role is Role.LOADER and "shuffled" not in source.actor.options:
+                    return self.datum(node, "batch", ("batch", source.actor.uid, value.taken - 1))
                 if inner.data or not inner.count:
                     return inner.item((value.taken - 1) % max(1, inner.count)) if inner.count else self.datum(node, "batch")
                 return inner.item((value.taken - 1) % inner.count)

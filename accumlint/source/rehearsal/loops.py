@@ -52,6 +52,19 @@ class Loops(State):
             return None
         return self.world.batches if Kind.STEP in kinds else self.world.k
 
+    def _learn_from_consumer(self, node: ast.For | ast.AsyncFor, root: Root | None) -> None:
+        """A loop of a generator that yields batches is as long as the loop that takes them needs."""
+        if root is None or not self.consumers or root.kind not in {"setting", "constant"} or not self.index.holds(node, ast.Yield, ast.YieldFrom):
+            return
+        consumer, knowledge = self.consumers[-1], self.world.knowledge
+        kinds = self.index.kinds(consumer.body)
+        if Kind.BACKWARD not in kinds or self._is_outer(consumer) or root.key in knowledge.accumulations:
+            return
+        if Kind.STEP not in kinds:
+            knowledge.learn_accumulation(root)
+        elif root.key not in knowledge.lengths and root.key not in knowledge.divisible:
+            knowledge.learn_length(root)
+
     def _is_outer(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
         """Whether the windows lie in a loop inside this one."""
         return self.index.has_inner_backward_loop(node) and not self.index.gates_outside_inner_loops(node)
@@ -64,13 +77,14 @@ class Loops(State):
         is_range = isinstance(source, Stream) and source.kind in {"range", "enumerate", "zip", "islice"}
         if inner:
             return min(plan.count, OUTER_TURNS) if plan.open or plan.endless or root is not None else min(plan.count, 4)
-        if Kind.BACKWARD in kinds and Kind.STEP not in kinds and root is not None and not is_range and root.kind == "length" and root.key not in knowledge.accumulations:
+        if Kind.BACKWARD in kinds and Kind.STEP not in kinds and root is not None and root.kind == "length" and root.key not in knowledge.proven:
             knowledge.learn_accumulation(root)
-        if Kind.BACKWARD in kinds and root is not None and is_range and root.kind in {"setting", "constant"} and root.key not in knowledge.accumulations:
+        self._learn_from_consumer(node, root)
+        if Kind.BACKWARD in kinds and root is not None and is_range and root.kind in {"setting", "constant"} and root.key not in knowledge.proven:
             if Kind.STEP in kinds:
-                if root.key not in knowledge.lengths and root.key not in knowledge.divisible:
+                if root.key not in knowledge.lengths and root.key not in knowledge.divisible and root.key not in knowledge.accumulations:
                     knowledge.learn_length(root)
-            elif Kind.STEP not in kinds and not isinstance(node.iter, ast.Constant):
+            elif not isinstance(node.iter, ast.Constant):
                 knowledge.learn_accumulation(root)
         if Kind.BACKWARD in kinds and plan.endless:
             return self.world.batches
@@ -80,12 +94,12 @@ class Loops(State):
 
     def _turn_all(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int) -> Signal | None:
         endless = plan.endless or count < plan.count
-        micro_loop = plan.root is not None and (plan.root.key in self.world.knowledge.accumulations or plan.root.kind == "window")
+        micro_loop = self._is_micro_loop(node, plan)
         for at in range(count):
             turn = OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless)
             self.recorder.turns.append(turn)
             try:
-                if micro_loop and Kind.BACKWARD in self.index.kinds(node.body):
+                if micro_loop:
                     self.recorder.new_data()
                 self.assign(node.target, plan.item(at))
                 signal = self.block(node.body)
@@ -97,6 +111,16 @@ class Loops(State):
                 if signal.kind in {"return", "raise"}:
                     return signal
         return None
+
+    def _is_micro_loop(self, node: ast.For | ast.AsyncFor, plan: Plan) -> bool:
+        """Whether each turn is a micro-batch whatever data it takes; passes over one batch that use their number are not."""
+        if plan.root is None or Kind.BACKWARD not in self.index.kinds(node.body):
+            return False
+        if plan.root.kind != "window" and plan.root.key not in self.world.knowledge.accumulations:
+            return False
+        if self.world.knowledge.is_accumulation_name(plan.root.text) or not isinstance(node.target, ast.Name):
+            return True
+        return not any(isinstance(part, ast.Name) and part.id == node.target.id for statement in node.body for part in ast.walk(statement))
 
     def _abstract(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int) -> Signal | None:
         """A loop without events is run for its values; what it counts in an unknown number of turns is not known."""
@@ -158,13 +182,13 @@ class Loops(State):
         most = OUTER_TURNS if self._is_outer(node) else self.world.batches if Kind.BACKWARD in kinds else MOST_TURNS
         marker = object()
         at = 0
-        depth = len(self.recorder.turns)
+        finite = not generator.endless
 
         def body(value: Value) -> None:
             nonlocal at
-            producer, turns = self.frame, self.recorder.turns[depth:]
-            self.frame = consumer
-            turn = OpenTurn(node.lineno, at, entry, endless=True)
+            producer, inner = self.frame, self.consumers
+            self.frame, self.consumers = consumer, []
+            turn = OpenTurn(node.lineno, at, entry, last=finite and at == most - 1, endless=not finite)
             self.recorder.turns.append(turn)
             try:
                 self.recorder.new_data()
@@ -173,14 +197,14 @@ class Loops(State):
                 signal = self.block(node.body)
             finally:
                 self.recorder.turns.remove(turn)
-                self.frame = producer
-            del turns
+                self.frame, self.consumers = producer, inner
             if signal is not None and signal.kind in {"break", "return", "raise"}:
                 raise Leave(signal, marker)
             if at >= most:
                 raise Leave(STOP, marker)
 
         assert generator.call is not None
+        self.consumers.append(node)
         try:
             generator.call(body)
         except Leave as leave:
@@ -188,6 +212,8 @@ class Loops(State):
             if leave.owner is not marker:
                 raise
             return leave.signal if leave.signal.kind in {"return", "raise"} else None
+        finally:
+            self.consumers.pop()
         return self.block(node.orelse) if node.orelse else None
 
     def _exec_While(self, node: ast.While) -> Signal | None:

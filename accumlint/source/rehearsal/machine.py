@@ -55,6 +55,9 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         self.in_hook = False
         self.engines: list[str] = []
         self.backpropagated: set[int] = set()
+        self.parents: dict[int, set[int]] = {}  # which modules a module is part of, by uid
+        self.wrappers: dict[int, Thing] = {}  # the wrapper around a module, by the module's uid
+        self.frozen: set[int] = set()  # modules whose parameters take no gradient now
 
     @staticmethod
     def uid() -> int:
@@ -103,6 +106,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         made.causes |= {"loss"}
         if self.no_grad:
             made.forwards, made.attached = frozenset(), False
+            made.causes |= {f"cached:{actor.uid}"} if actor is not None else set()
             return made
         if self.forward is not None or actor is None:
             made.forwards |= forwards | ({self.forward} if self.forward is not None else set())
@@ -110,9 +114,10 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             return made
         wrapper, bypass = self._wrapper_of(model)
         seen = actor_of(wrapper) if wrapper is not None else actor
+        node = self.model_calls[0] if bypass and self.model_calls else call.node
         event = self.recorder.emit(
-            Kind.FORWARD, call.node, model=seen, sync=None if bypass else self.synced(wrapper or model), bypass=bypass,
-            reaches=modules_of(model) | {actor.uid}, data=tuple(sorted(data)),
+            Kind.FORWARD, node, model=seen, sync=None if bypass else self.synced(wrapper or model), bypass=bypass,
+            reaches=self._trained(model, actor), data=tuple(sorted(data)),
         )  # fmt: skip
         self.models[event.index] = wrapper or model
         if bypass:
@@ -133,6 +138,9 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         raw = raw_module(model)
         if isinstance(raw, (Thing, Instance)) and raw.wrapped_by is not None:
             return raw.wrapped_by, True
+        found = self._wrapped_part(model, raw)
+        if found is not None:
+            return found, True
         owner = model.owner if isinstance(model, Opaque) else None
         while isinstance(owner, (Opaque, Thing, Instance)):
             if isinstance(owner, Thing) and owner.actor.wrapper is not Wrapper.NONE:
@@ -141,6 +149,48 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
                 return owner.wrapped_by, True
             owner = owner.owner if isinstance(owner, Opaque) else None
         return model, False
+
+    def _wrapped_part(self, model: Value, raw: Value | None) -> Thing | None:
+        """The wrapper of a module that this one is part of, or has as a part: neither is called through it."""
+        actor = actor_of(raw)
+        if actor is None or self.forward is not None or not self.wrappers:
+            return None
+        for uid in self.ancestors(actor.uid):
+            if uid in self.wrappers:
+                return self.wrappers[uid]
+        for part in modules_of(model) - {actor.uid}:
+            for uid in {part} | self.ancestors(part):
+                if uid in self.wrappers and uid != actor.uid and part not in self.frozen:
+                    return self.wrappers[uid]
+        return None
+
+    def ancestors(self, uid: int) -> set[int]:
+        """The modules that a module is part of, directly or not."""
+        found: set[int] = set()
+        pending = [uid]
+        while pending:
+            for parent in self.parents.get(pending.pop(), ()):
+                if parent not in found:
+                    found.add(parent)
+                    pending.append(parent)
+        return found
+
+    def _trained(self, model: Value, actor: Actor) -> frozenset[int]:
+        """The modules that a backward through this forward gives gradients."""
+        raw = actor_of(raw_module(model)) or actor
+        if raw.uid in self.frozen:
+            return frozenset()
+        return frozenset((modules_of(model) | {actor.uid, raw.uid} | self.ancestors(raw.uid)) - self.frozen)
+
+    def adopt(self, parent: Value, child: Value) -> None:
+        """Remembers that one module is part of another."""
+        one, other = actor_of(parent), actor_of(raw_module(child))
+        if one is not None and other is not None and one.role is other.role is Role.MODEL and one.uid != other.uid:
+            self.parents.setdefault(other.uid, set()).add(one.uid)
+
+    def freeze(self, model: Value, frozen: bool) -> None:
+        for uid in modules_of(model):
+            (self.frozen.add if frozen else self.frozen.discard)(uid)
 
     def _follow_forward(self, model: Value, call: Call, index: int) -> Value | None:
         raw = raw_module(model)
@@ -260,6 +310,14 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         if target.attr == "require_backward_grad_sync":
             distributed.set_sync(self, owner, value, target, "flag")
             return True
+        if target.attr == "requires_grad" and isinstance(owner, Opaque):
+            flag = self.force(value)
+            module = parameters_owner(owner.owner)
+            if isinstance(flag, Known) and module is not None:
+                self.freeze(self.force(module), not flag.value)
+            return True
+        if isinstance(owner, Instance):
+            self.adopt(owner, self.force(value) if isinstance(value, (Thing, Instance)) else value)
         if target.attr == "grad" or (target.attr == "data" and isinstance(owner, Opaque) and owner.name == "grad"):
             value = self.force(value)
             gradient = owner if target.attr == "data" else self.attribute(owner, "grad", target)
@@ -293,7 +351,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         self.recorder.emit(Kind.NORMALIZE, node, targets=self.owners_of_gradient(gradient), weight=weight)
         return True
 
-    def retained_sum(self, node: ast.AugAssign, current: Value, value: Value, result: Value) -> None:
+    def retained_sum(self, node: ast.AST, current: Value, value: Value, result: Value) -> None:
         value = self.force(value)
         if isinstance(value, Opaque) and value.attached and value.forwards and value.weight is not None and not value.forwards <= self.backpropagated:
             self.recorder.emit(Kind.RETAIN, node, forwards=tuple(sorted(value.forwards)))

@@ -120,9 +120,12 @@ class State:
         self.no_grad = 0
         self.contexts: list[Context] = []
         self.limits: list[str] = []
+        self.last_branch: ast.If | None = None
         self.last_test: Value = TRUE  # of the last if statement
         self.covered: set[int] = set()  # ids of the backward calls that were reached
         self.managing: list[ast.AST] = []  # the with items whose own context managers are being followed
+        self.model_calls: list[ast.AST] = []  # calls of a wrapped model's own methods that are being followed
+        self.consumers: list[ast.For | ast.AsyncFor] = []  # loops whose bodies run at the yields of generators
         self.touched: dict[Key, str] = {}
 
     # Provided by the other parts of the interpreter.

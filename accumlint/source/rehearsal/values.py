@@ -221,6 +221,7 @@ class Stream(Value):
     uid: int = field(default_factory=fresh_uid)
     taken: int = 0  # how many items next() has drawn
     text: str = ""
+    endless: bool = False  # a generator that never ends by itself
 
 
 @dataclass(slots=True, eq=False)

@@ -31,14 +31,25 @@ class Knowledge:
     """What is learnt over the rehearsals of one training loop; it only grows."""
 
     accumulations: dict[Key, Root] = field(default_factory=dict)
+    proven: dict[Key, Root] = field(default_factory=dict)  # those that gate or bound, not only bear the name
     named: tuple[str, ...] = ()  # further names of K, from the configuration
     divisible: set[Key] = field(default_factory=set)  # lengths that K is asserted to divide
     lengths: set[Key] = field(default_factory=set)  # numbers that bound a loop over data
 
     def learn_accumulation(self, root: Root) -> None:
-        if root.key not in self.accumulations:
-            self.accumulations[root.key] = root
-            raise Restart(root.text)
+        """A setting that gates an update or bounds the micro-loop is K."""
+        if root.key not in self.proven:
+            self.proven[root.key] = root
+            new = root.key not in self.accumulations
+            self.accumulations.setdefault(root.key, root)
+            if new or any(self.is_other_setting(one) for one in self.accumulations.values()):
+                raise Restart(root.text)
+
+    def is_other_setting(self, root: Root) -> bool:
+        """Whether a number that is K by its name only stands beside the real one as a setting of its own."""
+        if not self.proven or root.key in self.proven or root.kind == "length":
+            return False
+        return all(_siblings(root, one) for one in self.proven.values())
 
     def learn_divisible(self, root: Root) -> None:
         if root.key not in self.divisible:
@@ -53,6 +64,13 @@ class Knowledge:
     def is_accumulation_name(self, text: str) -> bool:
         last = text.rstrip("()]'\"").rsplit(".", 1)[-1].rsplit("[", 1)[-1].strip("'\"")
         return bool(ACCUMULATION_NAME.search(last)) or last in self.named
+
+
+def _siblings(one: Root, other: Root) -> bool:
+    """Two settings of the same object, or two named constants of different value: surely not the same number."""
+    if one.kind == other.kind == "constant":
+        return one.text != other.text and one.default != other.default
+    return one.key[0] == other.key[0] in {".", "[]"} and one.key[1] == other.key[1] and one.key[2:] != other.key[2:]
 
 
 @dataclass(frozen=True)
@@ -82,7 +100,7 @@ class World:
     def number(self, root: Root) -> int | None:
         """The number that an open setting has in this world."""
         if root.key in self.knowledge.accumulations:
-            return self.k
+            return 2 * self.k - 1 if self.knowledge.is_other_setting(root) else self.k
         if root.key in self.knowledge.divisible:
             return 2 * self.k
         if root.kind == "length" or root.key in self.knowledge.lengths:

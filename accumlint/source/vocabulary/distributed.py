@@ -54,6 +54,8 @@ def wrap(state: Machine, call: Call, kind: Wrapper) -> Value | None:
     made = Thing(Actor(state.uid(), name, Role.MODEL, kind, base.uid if base is not None else None, True, frozenset(options)), inner=inner)
     if isinstance(raw, (Thing, Instance)):
         raw.wrapped_by = made
+    if base is not None and kind is not Wrapper.FSDP1:
+        state.wrappers[base.uid] = made
     state.recorder.fact("distributed", call.node)
     return made
 
@@ -172,6 +174,24 @@ def memory(state: Machine, call: Call) -> Value | None:
     return state.opaque(("call", call.name, state.steps), call.name, causes=frozenset({"memory"}))
 
 
+def comm_hook(state: Machine, call: Call) -> Value | None:
+    """`model.register_comm_hook(state, hook)`: only torch's own hooks surely average."""
+    owner = state.force(receiver_of(call) or NONE)
+    hook = state.force(call.argument(1, "hook") or NONE)
+    own = isinstance(hook, Opaque) and hook.path.startswith("torch.")
+    if isinstance(owner, Thing) and not own:
+        owner.actor = replace(owner.actor, options=owner.actor.options | {"comm-hook"})
+    return NONE
+
+
+def divide_factor(state: Machine, call: Call) -> Value | None:
+    owner = state.force(receiver_of(call) or NONE)
+    actor = as_actor(state, owner, Role.MODEL)
+    if actor is not None and isinstance(owner, (Thing, Instance, Opaque)):
+        owner.actor = replace(actor, options=actor.options | {"no-averaging"})
+    return NONE
+
+
 def manual_reduction(state: Machine, call: Call) -> Value | None:
     """`all_reduce_gradients(model)`, `average_gradients(model)`: a helper nobody can see into."""
     state.recorder.fact("manual-reduce", call.node)
@@ -197,5 +217,6 @@ FUNCTIONS: dict[str, Handler] = {
     "all_reduce_and_rescale_tensors": manual_reduction, "tqdm": same_iterable, "trange": same_iterable, "no_sync": no_sync, "synchronize_gradients": manual_reduction,
 }  # fmt: skip
 METHODS: dict[str, Handler] = {
+    "register_comm_hook": comm_hook, "set_gradient_divide_factor": divide_factor, "set_reduce_scatter_divide_factor": divide_factor,
     "no_sync": no_sync, "set_requires_gradient_sync": sync_flag, "all_reduce": all_reduce, "log_every": same_iterable, "tqdm": same_iterable,
 }  # fmt: skip

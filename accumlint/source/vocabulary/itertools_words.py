@@ -79,13 +79,20 @@ def is_finite(state: Machine, call: Call) -> Value | None:
     return made
 
 
+def dataclass_field(state: Machine, call: Call) -> Value | None:
+    """`field(default_factory=make)` of a dataclass: what it makes."""
+    if "default_factory" in call.keywords:
+        return state.call_value(call.keywords["default_factory"], [])
+    return call.keywords.get("default")
+
+
 def deque(state: Machine, call: Call) -> Value | None:
     return Items([])
 
 
 FUNCTIONS: dict[str, Handler] = {
     "islice": islice, "cycle": cycle, "count": counted, "chain": chain, "partial": partial, "repeat": repeat, "SimpleNamespace": namespace,
-    "Namespace": namespace, "ceil": ceil, "floor": ceil, "isfinite": is_finite, "isnan": is_finite, "isinf": is_finite, "deque": deque,
+    "Namespace": namespace, "ceil": ceil, "floor": ceil, "isfinite": is_finite, "isnan": is_finite, "isinf": is_finite, "deque": deque, "field": dataclass_field,
     "EasyDict": namespace, "DotDict": namespace,
 }  # fmt: skip
 METHODS: dict[str, Handler] = {"isfinite": is_finite, "isnan": is_finite, "isinf": is_finite}

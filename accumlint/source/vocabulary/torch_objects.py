@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from accumlint.source.reading.index import LOSS_WORDS
@@ -76,7 +77,28 @@ def new_optimizer(state: Machine, name: str, owner: Value | None) -> Thing:
 
 
 def scheduler(state: Machine, call: Call) -> Value | None:
-    return Thing(make_actor(Role.SCHEDULER, call.name), inner=state.force(call.args[0]) if call.args else None)
+    """A scheduler, with the unit that its total is visibly counted in."""
+    roots: set[Root] = set()
+    for value in call.values:
+        roots |= _roots_in(state, value)
+    in_updates = any(root.key in state.world.knowledge.accumulations for root in roots)
+    in_micro_batches = any(root.kind == "length" for root in roots) and not in_updates
+    options = {name for name, holds in (("horizon-in-updates", in_updates), ("horizon-in-micro-batches", in_micro_batches)) if holds}
+    actor = Actor(fresh_uid(), call.name, Role.SCHEDULER, known=True, options=frozenset(options))
+    return Thing(actor, inner=state.force(call.args[0]) if call.args else None)
+
+
+def _roots_in(state: Machine, value: Value, depth: int = 0) -> set[Root]:
+    """The open numbers that went into an argument, also through the closure of a function."""
+    value = state.force(value)
+    if isinstance(value, Known):
+        return set(value.roots)
+    if isinstance(value, Items) and depth < 3:
+        return {root for item in value.items for root in _roots_in(state, item, depth + 1)}
+    if isinstance(value, Function) and depth < 3:
+        names = getattr(value.closure, "names", {}) if value.closure is not state.globals else {}
+        return {root for one in list(names.values()) if isinstance(one, Known) for root in one.roots}
+    return set()
 
 
 def criterion(state: Machine, call: Call) -> Value | None:
@@ -87,12 +109,20 @@ def criterion(state: Machine, call: Call) -> Value | None:
 
 
 def module(state: Machine, call: Call) -> Value | None:
-    """`nn.Linear(…)` and the like."""
-    return Thing(make_actor(Role.MODEL, call.name))
+    """`nn.Linear(…)` and the like; modules among the arguments become its parts."""
+    made = Thing(make_actor(Role.MODEL, call.name))
+    for value in call.args:
+        value = state.force(value)
+        for part in value.items if isinstance(value, Items) else [value]:
+            state.adopt(made, state.force(part))
+    return made
 
 
 def data_loader(state: Machine, call: Call) -> Value | None:
     made = Thing(make_actor(Role.LOADER, "loader"), inner=state.force(call.args[0]) if call.args else call.keywords.get("dataset"))
+    shuffle = state.force(call.keywords["shuffle"]) if "shuffle" in call.keywords else NONE
+    if "sampler" in call.keywords or "batch_sampler" in call.keywords or not (isinstance(shuffle, Known) and not shuffle.value):
+        made.actor = replace(made.actor, options=frozenset({"shuffled"}))
     made.length = Root(("loader", call.node.lineno, call.node.col_offset), "len(loader)", "length")
     return made
 
@@ -158,6 +188,17 @@ def same_object(state: Machine, call: Call) -> Value | None:
     return None
 
 
+def requires_grad(state: Machine, call: Call) -> Value | None:
+    """`model.requires_grad_(flag)`, `p.requires_grad_(flag)`."""
+    owner = receiver_of(call)
+    flag = state.force(call.args[0]) if call.args else Known(True)
+    if isinstance(flag, Known):
+        inner = parameters_owner(owner.owner) if isinstance(owner, Opaque) else owner
+        if inner is not None and (role_of(state, state.force(inner)) is Role.MODEL):
+            state.freeze(state.force(inner), not flag.value)
+    return owner
+
+
 def nothing(state: Machine, call: Call) -> Value | None:
     owner = receiver_of(call)
     return NONE if isinstance(owner, (Thing, Opaque)) and role_of(state, owner) is not None else None
@@ -176,7 +217,7 @@ FUNCTIONS: dict[str, Handler] = {
 METHODS: dict[str, Handler] = {
     "parameters": parameters, "named_parameters": parameters, "master_params": parameters, "to": same_object, "cuda": same_object,
     "cpu": same_object, "train": same_object, "eval": same_object, "half": same_object, "bfloat16": same_object, "float": same_object,
-    "double": same_object, "apply": same_object, "requires_grad_": same_object, "load_state_dict": nothing,
+    "double": same_object, "apply": same_object, "requires_grad_": requires_grad, "load_state_dict": nothing,
 }  # fmt: skip
 
 __all__ = ["FUNCTIONS", "METHODS", "Known", "construct", "fallback", "modules_of"]

@@ -124,7 +124,8 @@ def size(state: Machine, call: Call) -> Value | None:
     if call.name in {"numel", "nelement"}:
         if value.reduced:
             return Known(1)
-        return counted(state, Quantity.INPUTS, (call.name, value.key), call, value)
+        quantity = Quantity.INPUTS if state.index.ignores_targets or INPUT_NAMES.search(value.text) else Quantity.UNITS
+        return counted(state, quantity, (call.name, value.key), call, value)
     return count(state, Quantity.INPUTS, (call.name, value.key, *state.key(*call.args)), call.node, value)
 
 

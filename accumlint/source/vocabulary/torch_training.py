@@ -41,12 +41,16 @@ def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = Fa
     losses = [state.force(item) for item in loss.items] if isinstance(loss, Items) else [loss]
     tensors = [one for one in losses if isinstance(one, Opaque)]
     forwards = tuple(sorted(frozenset().union(*(one.forwards for one in tensors)))) if tensors else ()
+    models = [state.models[index] for index in forwards if index in state.models]
+    cached = {cause for one in tensors for cause in one.causes if cause.startswith("cached:")}
+    if cached & {f"cached:{actor.uid}" for actor in map(actor_of, models) if actor is not None} or replay:
+        state.recorder.fact("replays-features", call.node)
+        replay = True
     weight = tensors[0].weight if tensors and not replay else None
     if weight is None or engine:
         weight = replace(weight or Weight(), known=False)
     scaler = next((one.scaler for one in tensors if one.scaler is not None), None)
     retains = call.keywords.get("retain_graph")
-    models = [state.models[index] for index in forwards if index in state.models]
     syncs = [state.synced(model) for model in models if model is not None]
     options = {name for name, holds in (("replay", replay), ("engine", engine), ("scale-loss", state.within_context("scaled"))) if holds}
     event = state.recorder.emit(
@@ -57,13 +61,28 @@ def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = Fa
         sync=all(syncs) if syncs else None,
         weight=weight,
         forwards=forwards,
-        reaches=frozenset().union(*(state.recorder.events[index].reaches for index in forwards)) if forwards else frozenset(),
+        reaches=_reaches(state, call, forwards),
         scaled=scaler is not None,
         retains_graph=isinstance(retains, Known) and bool(retains.value),
         options=frozenset(options),
     )
     state.after_backward(event, call)
     return NONE
+
+
+def _reaches(state: Machine, call: Call, forwards: tuple[int, ...]) -> frozenset[int]:
+    """The modules that receive gradients: those of the forwards, or only those named by `inputs=`."""
+    named = state.force(call.keywords["inputs"]) if "inputs" in call.keywords else None
+    if named is not None:
+        values = named.items if isinstance(named, Items) else [named]
+        owners = [owner for value in values for owner in (parameters_owner(state.force(value)), _owner_of_parameter(state.force(value))) if owner is not None]
+        return frozenset().union(*(modules_of(state.force(owner)) for owner in owners)) if owners else frozenset()
+    reached = (state.recorder.events[index].reaches for index in forwards)
+    return frozenset().union(*reached) if forwards else frozenset()
+
+
+def _owner_of_parameter(value: Value) -> Value | None:
+    return parameters_owner(value.owner) if isinstance(value, Opaque) else None
 
 
 def step(state: Machine, call: Call) -> Value | None:
@@ -85,8 +104,9 @@ def step(state: Machine, call: Call) -> Value | None:
         state.recorder.emit(Kind.STEP, call.node, targets=(optimizer,), options=options)
         return NONE
     if role is Role.SCHEDULER:
-        options = frozenset({"absolute"}) if call.values else frozenset()
-        state.recorder.emit(Kind.SCHEDULE, call.node, options=options, note=" ".join(str(key_of(value)) for value in call.values)[:80])
+        scheduler = as_actor(state, owner, Role.SCHEDULER)
+        options = (frozenset({"absolute"}) if call.values else frozenset()) | (scheduler.options if scheduler is not None else frozenset())
+        state.recorder.emit(Kind.SCHEDULE, call.node, options=options, targets=(scheduler,) if scheduler is not None else (), note=" ".join(str(key_of(value)) for value in call.values)[:80])
         return NONE
     return None
 
@@ -135,6 +155,9 @@ def clip(state: Machine, call: Call) -> Value | None:
     options = {"scale-loss"} if state.within_context("scaled") else set()
     if owner is not None and isinstance(owner, Opaque) and not owner.path and ENGINE_NAME.search(owner.text) and role_of(state, owner) is None:
         options.add("engine")
+    limit = state.force(call.argument(1, "max_norm", "clip_value") or NONE)
+    if (isinstance(limit, Known) and limit.value == float("inf")) or (isinstance(limit, Opaque) and limit.path in {"math.inf", "torch.inf", "numpy.inf"}):
+        options.add("norm-only")
     state.recorder.emit(Kind.CLIP, call.node, targets=_concerned(state, candidates), options=frozenset(options))
     made = state.opaque(("norm", call.node.lineno, state.steps), state.recorder.text(call.node), causes=frozenset({"loss"}))
     made.agreed = not state.index.is_distributed
@@ -198,12 +221,9 @@ def update_scaler(state: Machine, call: Call) -> Value | None:
 
 def make_scaler(state: Machine, call: Call) -> Value | None:
     enabled = call.keywords.get("enabled")
-    known = state.force(enabled) if enabled is not None else None
     actor = Actor(state.uid(), "scaler", Role.SCALER, known=True)
-    if isinstance(known, Known) and not known.value:
+    if enabled is not None and not state.truth(enabled):
         actor = replace(actor, options=frozenset({"disabled"}))
-    elif enabled is not None and not isinstance(known, Known):
-        actor = replace(actor, options=frozenset({"maybe-disabled"}))
     return Thing(actor)
 
 

@@ -8,7 +8,12 @@ from accumlint.findings import Finding
 from accumlint.source.editing.ignores import add_ignores, suppressing, suppressions, unused
 from accumlint.trace import Place
 
-RULES = {"ACC001": "unused-suppression", "ACC101": "backward-only-no-sync", "ACC102": "unsynced-update", "ACC202": "unnormalised-accumulation"}
+RULES = {
+    "ACC001": "unused-suppression",
+    "ACC101": "backward-only-no-sync",
+    "ACC102": "unsynced-update",
+    "ACC202": "unnormalised-accumulation",
+}
 
 
 def silenced(text: str, line: int, code: str = "ACC101", end_line: int = 0) -> bool:
