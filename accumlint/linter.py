@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accumlint.source.reading.parse import Problem, Source
     from accumlint.workers import Lost
 
-SECONDS = 8  # of processor time for one file
+SECONDS = 6  # of processor time for one file
 PATIENCE = 60  # on the clock, for a worker that does not react to that limit
 WORTH_A_WORKER = 60_000  # bytes of training code
 FEW = 20  # files named on a command line

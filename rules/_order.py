@@ -22,20 +22,35 @@ def forwards_of(trace: Trace, backward: Event) -> tuple[Event, ...]:
 
 
 def events_of(trace: Trace, optimizer: Actor) -> Iterator[Event]:
-    """The events that make, change, use or clear this optimizer's gradients, and the scaler updates between them, up to its last step.
+    """The events that make, change, use or clear this optimizer's gradients, and the scaler updates between them, in its time.
 
-    What comes after it may feed an optimizer that has taken this one's place, such as the next epoch's.
+    An optimizer made anew for each epoch takes over the parameters of the one before: it answers for what happens from that
+    one's last step to its own.
     """
     holds = _Holdings(trace, optimizer)
-    steps = [event.index for event in trace.of(Kind.STEP) if event.concerns(optimizer)]
+    start, end = _time_of(trace, optimizer)
     for event in trace.events:
-        if not steps or event.index > steps[-1]:
-            return
+        if not start < event.index <= end:
+            continue
         if event.kind is Kind.BACKWARD:
             if holds.fed_by(event):
                 yield event
         elif event.kind is Kind.SCALER_UPDATE or (event.kind in OF_AN_OPTIMIZER and holds.meant_by(event)):
             yield event
+
+
+def _time_of(trace: Trace, optimizer: Actor) -> tuple[int, int]:
+    """From the last step of a forerunner on the same module, whose steps all come first, to the optimizer's own last step."""
+    spans = {other.uid: _steps(trace, other) for other in trace.optimizers}
+    own = spans.get(optimizer.uid, ())
+    if not own:
+        return -1, -1
+    same_module = (spans[other.uid] for other in trace.optimizers if other.base is not None and other.base == optimizer.base)
+    return max((steps[-1] for steps in same_module if steps and steps[-1] < own[0]), default=-1), own[-1]
+
+
+def _steps(trace: Trace, optimizer: Actor) -> tuple[int, ...]:
+    return tuple(event.index for event in trace.of(Kind.STEP) if any(target.uid == optimizer.uid for target in event.targets))
 
 
 class _Holdings:

@@ -29,6 +29,17 @@ def own_forwards(trace: Trace, backward: Event) -> dict[int, list[Event]]:
     return found
 
 
+def in_order(window: Window) -> list[Event]:
+    """The backwards of a window in the order in which they ran (a window lists them by micro-batch)."""
+    return sorted(window.backwards, key=lambda backward: backward.index)
+
+
+def off_boundary(window: Window) -> list[Event]:
+    """The backwards of all micro-batches but the one that the step follows."""
+    backwards = in_order(window)
+    return [backward for backward in backwards if backward.micro_batch != backwards[-1].micro_batch]
+
+
 def trains(optimizer: Actor | None, model: Actor) -> bool:
     """Whether the optimizer may hold this model's parameters."""
     return optimizer is None or optimizer.base is None or model.base is None or optimizer.base in {model.uid, model.base}
@@ -38,7 +49,7 @@ def unsynced_updates(trace: Trace) -> Iterator[Unsynced]:
     """The windows that end with a model's gradients not synchronised."""
     for window in trace.all_windows():
         last: dict[int, tuple[Event, list[Event]]] = {}
-        for backward in window.backwards:
+        for backward in in_order(window):
             for uid, forwards in own_forwards(trace, backward).items():
                 last[uid] = (backward, forwards)
         for backward, forwards in last.values():

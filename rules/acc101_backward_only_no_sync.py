@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accumlint.rules._order import family
-from accumlint.rules._sync import own_forwards, unsynced_updates
+from accumlint.rules._sync import in_order, own_forwards, unsynced_updates
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -57,9 +57,8 @@ from accumlint.trace import Actor, Event, Trace
 def check(trace: Trace) -> Iterator[Finding]:
     said = {family(update.model) for update in unsynced_updates(trace)}
     for window in trace.all_windows():
-        last = window.backwards[-1] if window.backwards else None
-        for backward in window.backwards:
-            if backward is last or backward.sync is not False:
+        for backward in in_order(window)[:-1]:
+            if backward.sync is not False:
                 continue
             for forwards in own_forwards(trace, backward).values():
                 model = forwards[-1].model

@@ -47,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accumlint.rules._order import family, sureness
-from accumlint.rules._sync import own_forwards
+from accumlint.rules._sync import off_boundary, own_forwards
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -64,7 +64,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     for window in trace.all_windows():
         if window.size < 2:
             continue
-        for backward in _off_boundary(window):
+        for backward in _paid_for(window):
             for forwards in own_forwards(trace, backward).values():
                 model = forwards[-1].model
                 if model is not None and _judged(model) and family(model) not in explained and forwards[-1].sync is True:
@@ -88,18 +88,15 @@ def _judged(model: Actor) -> bool:
     return model.known and model.wrapper.reads_flag_in_forward and "static_graph" not in model.options
 
 
-def _off_boundary(window: Window) -> Iterator[Event]:
+def _paid_for(window: Window) -> Iterator[Event]:
     """Backwards of the micro-batches before the boundary.
 
     Left out are those in `no_sync` (its effect is another rule's) and the last turn of a loop: a code that synchronises
     there means to flush.
     """
-    for micro_batch in window.micro_batches:
-        if micro_batch is window.boundary:
-            return
-        for backward in micro_batch.backwards:
-            if backward.sync is not False and "replay" not in backward.options and not any(turn.last for turn in backward.turns[-1:]):
-                yield backward
+    for backward in off_boundary(window):
+        if backward.sync is not False and "replay" not in backward.options and not any(turn.last for turn in backward.turns[-1:]):
+            yield backward
 
 
 def _explained_elsewhere(trace: Trace) -> set[int]:

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._sync import own_forwards
+from accumlint.rules._sync import off_boundary, own_forwards
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -47,13 +47,10 @@ from accumlint.trace import Actor, Event, Trace, Window
 @rule("ACC104", "forward-only-no-sync", Severity.ERROR, measured="a reduce-scatter on every micro-batch")
 def check(trace: Trace) -> Iterator[Finding]:
     for window in trace.all_windows():
-        for micro_batch in window.micro_batches:
-            if micro_batch is window.boundary:
-                continue
-            for backward in micro_batch.backwards:
-                for forwards in own_forwards(trace, backward).values():
-                    if forwards[-1].model and _suppresses_nothing(forwards, backward):
-                        yield _finding(window, forwards[-1], backward, forwards[-1].model)
+        for backward in off_boundary(window):
+            for forwards in own_forwards(trace, backward).values():
+                if forwards[-1].model and _suppresses_nothing(forwards, backward):
+                    yield _finding(window, forwards[-1], backward, forwards[-1].model)
 
 
 def _suppresses_nothing(forwards: list[Event], backward: Event) -> bool:

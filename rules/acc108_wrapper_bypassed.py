@@ -47,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accumlint.rules._order import family, forwards_of, sureness
-from accumlint.rules._sync import own_forwards, reduced_by_hand
+from accumlint.rules._sync import in_order, own_forwards, reduced_by_hand
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -101,7 +101,7 @@ def _never_called(trace: Trace) -> Iterator[Finding]:
         for model in wrappers:
             if window.optimizer is None or window.optimizer.base not in {model.uid, model.base} or family(model) in called:
                 continue
-            backward = next((one for one in window.backwards if one.reaches & {model.uid, family(model)}), None)
+            backward = next((one for one in in_order(window) if one.reaches & {model.uid, family(model)}), None)
             forwards = forwards_of(trace, backward) if backward else ()
             if backward is not None and forwards and not reduced_by_hand(window, backward):
                 yield at(

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._sync import own_forwards, reduced_by_hand, trains
+from accumlint.rules._sync import in_order, own_forwards, reduced_by_hand, trains
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -65,7 +65,7 @@ def _left_local(trace: Trace, window: Window) -> Iterator[tuple[Event, Event, Ev
     """For each DDP model whose last backward of the window finds the reducer off: the backward before, this one, its forward."""
     disarmed: dict[int, Event] = {}
     local: dict[int, tuple[Event, Event, Event]] = {}
-    for backward in window.backwards:
+    for backward in in_order(window):
         for uid, forwards in own_forwards(trace, backward).items():
             latest, model = forwards[-1], forwards[-1].model
             if model is None or not model.wrapper.reads_flag_in_forward or latest.sync is not True:

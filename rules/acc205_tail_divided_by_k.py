@@ -57,6 +57,9 @@ def check(trace: Trace) -> Iterator[Finding]:
         return
     full = trace.accumulation.value
     k = setting(trace)
+    sizes = [len({each.backward.micro_batch for each in contributions}) for _, contributions in stepping(trace)]
+    if max(sizes, default=0) < 2:  # every micro-batch steps, or one backward spans the window: no tail is meant
+        return
     for window, contributions in stepping(trace):
         size = len({each.backward.micro_batch for each in contributions})
         if size >= full or not ends_its_loader(trace, contributions[-1].backward) or not all(_fixed(each, full) for each in contributions):

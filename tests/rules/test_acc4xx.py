@@ -140,6 +140,23 @@ def test_two_optimizers_unscaled_once_each() -> None:
     assert _found(build.trace()) == {}
 
 
+def test_an_optimizer_made_anew_for_each_epoch() -> None:
+    build = Builder()
+    model, scaler = build.model(), build.scaler()
+    for _ in range(2):
+        optimizer = build.optimizer(model)
+        for at in range(6):
+            build.data()
+            build.backward(build.forward(model), scaler=scaler)
+            if at % 3 == 2:
+                build.unscale(scaler, optimizer)
+                build.clip(optimizer)
+                build.step(optimizer, scaler=scaler)
+                build.update(scaler)
+                build.zero(optimizer)
+    assert _found(build.trace()) == {}
+
+
 def test_clip_inside_apex_scale_loss() -> None:
     build = Builder()
     model = build.model()

@@ -152,6 +152,16 @@ class Index:
         return bool(self.ignored_targets)
 
     @cached_property
+    def keeps_a_target(self) -> bool:
+        """Whether some position of a mask or of labels is set by hand, so that at least one target stays."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign) and not any(isinstance(part, ast.UnaryOp) for part in ast.walk(node.value)):
+                for target in node.targets:
+                    if isinstance(target, ast.Subscript) and any(isinstance(part, ast.Constant) and part.value in {0, -1} for part in ast.walk(target.slice)):
+                        return True
+        return False
+
+    @cached_property
     def tested_names(self) -> frozenset[str]:
         """Names that are compared, taken modulo something, or divided by: what a counter is for."""
         found: set[str] = set()
@@ -186,15 +196,31 @@ class Index:
             if name in self.classes:
                 found += [member for member in self.class_methods(self.classes[name]) if member.name == "__init__"]
             elif not found and name not in self.imported:
-                found += self.methods.get("__call__", ())
+                found += self._called_instances(name, guess=True)
             return found
         if isinstance(node.func, ast.Attribute):
             own = list(self.methods.get(name, ())) + [function for function in self.functions.get(name, ()) if function not in self.owner]
-            instance = isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
-            return own or (list(self.methods.get("__call__", ())) if instance else [])
+            return own or self._called_instances(name, guess=False)
         if isinstance(node.func, ast.Subscript):
             return list(self.methods.get("forward", ()))
         return []
+
+    def _called_instances(self, name: str, *, guess: bool) -> list[FunctionNode]:
+        """The `__call__` methods that calling an object of this name can mean; those of all classes where nothing tells."""
+        known = self.instances.get(name)
+        if known is None:
+            return list(self.methods.get("__call__", ())) if guess else []
+        return [member for cls in known for member in self.class_methods(self.classes[cls]) if member.name == "__call__"]
+
+    @cached_property
+    def instances(self) -> dict[str, set[str]]:
+        """The classes of the file of which a name is given an object, for names that are given any."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and terminal(node.value.func) in self.classes:
+                for target in node.targets:
+                    found[terminal(target)].add(terminal(node.value.func))
+        return found
 
     def class_methods(self, node: ast.ClassDef) -> Iterator[FunctionNode]:
         for member in node.body:

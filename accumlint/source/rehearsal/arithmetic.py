@@ -193,6 +193,8 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
     if isinstance(value, Known):
         return (_number_factor(state, value, power, node, text, place),)
     if isinstance(value, Opaque):
+        if power < 0 and value.quantity is not None and "compared" in value.causes:
+            _note_selection(state, value, node)
         if value.weight is not None and not value.forwards:
             plain = len(value.weight.factors) == 1 and value.weight.factors[0].power == 1
             return tuple(
@@ -207,6 +209,13 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
         if value.quantity is not None:
             return (Factor(value.quantity, power, None, text, place, guarded=value.guarded),)
     return (Factor(Quantity.UNKNOWN, power, None, text, place),)
+
+
+def _note_selection(state: State, value: Opaque, node: ast.AST) -> None:
+    """Dividing by a count of selected targets says that their number varies, and may say that it can be zero."""
+    state.recorder.fact("varying-units", node, f"`{state.recorder.text(node)}` counts the targets that are left")
+    if "filtered" in value.causes and not value.guarded and not state.index.keeps_a_target:
+        state.recorder.fact("may-lose-targets", node)
 
 
 def _last(text: str) -> str:

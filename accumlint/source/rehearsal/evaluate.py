@@ -398,12 +398,23 @@ class Expressions(State):
             key = ("compare", name, *self.key(left, right))
         text = self.recorder.text(node)
         base = self.opaque(key, text, left, right)
+        if base.born or "data" in base.causes:
+            base.causes |= self._selects(left, right)
         base.gates |= gates
         if isinstance(left, Known) and isinstance(right, Opaque) and name in {"<"} and counter:
             base.name = "bound"
         if not negative:
             return base
         return self.opaque(("not", key), text, base, negated=base, gates=base.gates)
+
+    @staticmethod
+    def _selects(left: Value, right: Value) -> frozenset[str]:
+        """A comparison of data selects some of it: a different number each time, and perhaps none."""
+        positions = any(isinstance(side, Opaque) and "positions" in side.causes for side in (left, right))
+        constant = isinstance(right, Known) and positions
+        if constant:
+            return frozenset()
+        return frozenset({"compared"}) if positions else frozenset({"compared", "filtered"})
 
     def _identity(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
         positive = isinstance(op, (ast.Is, ast.Eq))

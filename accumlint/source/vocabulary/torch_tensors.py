@@ -175,7 +175,7 @@ def made_tensor(state: Machine, call: Call) -> Value | None:
         return None
     made = state.opaque(("made", call.node.lineno, state.steps), state.recorder.text(call.node))
     made.born = state.take(call.node) if state.recorder.turns and state.forward is None else frozenset({0})
-    made.causes = frozenset({"data"})
+    made.causes = frozenset({"data", "positions"}) if call.name == "arange" else frozenset({"data"})
     return made
 
 
