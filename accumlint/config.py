@@ -92,6 +92,8 @@ class Settings:
             parsed = read(value, f"{where}: `{key}`")
             if key in {"select", "extend-select", "ignore"}:
                 chosen[key] = parsed
+            elif key in {"severity", "wrappers"}:
+                changes[key] = tuple((dict(getattr(self, key)) | dict(parsed)).items())
             else:
                 changes[key.replace("-", "_")] = parsed
         if chosen:

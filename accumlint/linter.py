@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache as memoised
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accumlint.config import Configuration, Settings, shown
@@ -57,6 +58,7 @@ class Outcome(NamedTuple):
     unreadable: list[Unreadable]
     warnings: list[str]
     cached: int
+    contents: Mapping[str, bytes] = MappingProxyType({})  # what was not read from the disk, by path
 
 
 def lint_file(path: str, settings: Settings | None = None) -> list[Finding]:
@@ -65,7 +67,7 @@ def lint_file(path: str, settings: Settings | None = None) -> list[Finding]:
 
     chosen = Configuration(fixed=settings or Settings())
     full = os.path.abspath(path)
-    examined, _ = lint_data(full, _read(full), chosen.of(os.path.dirname(full)))
+    examined, _ = lint_data(full, read(full), chosen.of(os.path.dirname(full)))
     return report([examined], chosen, Thresholds()).findings
 
 
@@ -134,7 +136,7 @@ class _Run:
         if (self._thrifty or not found.named) and self._known_by_time(found):
             return
         try:
-            data = _read(found.path)
+            data = read(found.path)
         except OSError as error:
             self.unreadable.append(Unreadable(found.path, reason(error)))
             return
@@ -202,7 +204,8 @@ class _Run:
             self.examined.append(examined)
 
 
-def _read(path: str) -> bytes:
+def read(path: str) -> bytes:
+    """The bytes of a file."""
     with open(path, "rb") as file:
         return file.read()
 

@@ -76,6 +76,8 @@ def _loses_step(window: Window, skip: Event) -> bool:
 
 def _cleared(boundaries: Boundaries, trace: Trace, window: Window, skip: Event) -> bool:
     """Whether some zero before the next backward is outside what the skip leaves out."""
+    if "zeroes" in skip.options:
+        return True
     end = _next_backward(trace, skip)
     zeros = [one for one in trace.of(Kind.ZERO) if skip.index < one.index < end and boundaries.acts_on(one, window.optimizer)]
     if not zeros or any(one.turns != skip.turns for one in zeros):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -118,7 +118,9 @@ def configured(options: Options) -> Configuration:
     table: dict[str, Any] = {}
     for each in options.config:
         if each not in files:
-            table |= read_toml(each.encode(), f"--config {each!r}")
+            for key, value in read_toml(each.encode("utf-8", "surrogateescape"), f"--config {each!r}").items():
+                both = isinstance(value, dict) and isinstance(table.get(key), dict)
+                table[key] = table[key] | value if both else value
     if len(files) > 1:
         raise ConfigError('--config takes one file; further ones can only be settings such as "max-warnings = 0"')
     table |= _given(options)
@@ -217,8 +219,9 @@ def _standard_input(configuration: Configuration, options: Options) -> Outcome:
     settings = configuration.of(_folder_of(name or "."))
     if name and options.force_exclude and left_out(path, configuration):
         return Outcome([], [], [], [], 0)
-    examined, warnings = lint_data(path, sys.stdin.buffer.read(), settings)
-    return Outcome([], [examined], [], warnings, 0)
+    data = sys.stdin.buffer.read()
+    examined, warnings = lint_data(path, data, settings)
+    return Outcome([], [examined], [], warnings, 0, {path: data})
 
 
 def _finish(outcome: Outcome, base: Settings, configuration: Configuration, options: Options) -> int:
@@ -240,7 +243,7 @@ def _finish(outcome: Outcome, base: Settings, configuration: Configuration, opti
     if options.add_ignore is not None:
         return max(_add_ignores(findings, options.add_ignore), 2 if outcome.unreadable else 0)
     if findings or outcome.files or outcome.examined:
-        _print(findings, base, options)
+        _print(findings, base, options, outcome.contents)
     return 2 if outcome.unreadable else _status(findings, base, options)
 
 
@@ -251,14 +254,14 @@ def _thresholds(options: Options) -> Thresholds:
     return Thresholds(Severity[options.min_severity.upper()], Confidence[options.min_confidence.upper()], not options.ignore_noqa)
 
 
-def _print(findings: list[Finding], base: Settings, options: Options) -> None:
+def _print(findings: list[Finding], base: Settings, options: Options, contents: Mapping[str, bytes]) -> None:
     name = base.output_format
     if not findings and name in {"full", "concise"} and options.output_file is None:
         if not options.quiet and not options.statistics:
             write("Nothing found.\n")
         return
     color = coloured(options.color) and options.output_file is None
-    text = _statistics(findings, name) if options.statistics else _rendered(findings, name, options, color=color)
+    text = _statistics(findings, name) if options.statistics else _rendered(findings, name, options, contents, color=color)
     if options.output_file is None:
         write(text)
         return
@@ -269,26 +272,26 @@ def _print(findings: list[Finding], base: Settings, options: Options) -> None:
         raise click.UsageError(f"{options.output_file} cannot be written: {error.strerror}.") from None
 
 
-def _rendered(findings: list[Finding], name: str, options: Options, *, color: bool) -> str:
+def _rendered(findings: list[Finding], name: str, options: Options, contents: Mapping[str, bytes], *, color: bool) -> str:
     from pathlib import Path
 
     from accumlint.report import render
     from accumlint.rule import catalogue
 
-    text = render(name, findings, catalogue(), _sources(options), width=width(), color=color, root=Path.cwd())
+    text = render(name, findings, catalogue(), _sources(contents), width=width(), color=color, root=Path.cwd())
     if options.quiet and name in {"full", "concise"}:
         return text.rstrip("\n").rpartition("\n")[0].rstrip("\n") + "\n"  # without the summary in the last line
     return text
 
 
-def _sources(options: Options) -> Callable[[str], str]:
-    """Gives reports the text of a file."""
+def _sources(contents: Mapping[str, bytes]) -> Callable[[str], str]:
+    """Gives reports the text of a file, from the disk where its content is not at hand."""
+    from accumlint.linter import read
     from accumlint.source.reading.text import Problem, decode
 
     def text_of(path: str) -> str:
         try:
-            with open(path, "rb") as file:
-                text = decode(file.read(), path)
+            text = decode(contents[path] if path in contents else read(path), path)
         except OSError:
             return ""
         return "" if isinstance(text, Problem) else text
@@ -312,7 +315,10 @@ def _statistics(findings: list[Finding], name: str) -> str:
 
 
 def _add_ignores(findings: list[Finding], reason: str) -> int:
+    from functools import partial
+
     from accumlint.source.editing.ignores import add_ignores
+    from accumlint.source.editing.rewrite import rewrite
 
     by_file: dict[str, dict[int, set[str]]] = {}
     for finding in findings:
@@ -324,13 +330,10 @@ def _add_ignores(findings: list[Finding], reason: str) -> int:
     added, status = 0, 0
     for path, codes in by_file.items():
         try:
-            with open(path, "rb") as file:
-                data = file.read()
-            with open(path, "wb") as file:
-                file.write(add_ignores(data, codes, reason))
+            rewrite(path, partial(add_ignores, codes=codes, reason=reason))
             added += sum(len(each) for each in codes.values())
         except OSError as error:
-            warn(f"{shown(path)}: cannot be written: {error.strerror}")
+            warn(f"{shown(path)}: cannot be changed: {error.strerror}")
             status = 2
     write(f"Added {_counted(added, 'suppression')} in {_counted(len(by_file), 'file')}.\n")
     return status

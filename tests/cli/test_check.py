@@ -206,6 +206,13 @@ def test_standard_input(plant: Write, lint: Lint, monkeypatch: pytest.MonkeyPatc
     assert lint("-", "--stdin-filename", "b.py", "--per-file-ignores", "b.py:ACC3")[0] == 0
 
 
+def test_standard_input_is_what_is_shown(plant: Write, write: Write, lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = plant("a.py", "ACC301").read_bytes()
+    write("a.py", "other content on the disk")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert "3 |     loss.backward()" in lint("-", "--stdin-filename", "a.py")[1]
+
+
 def test_suppressions(plant: Write, concise: Callable[..., list[str]], lint: Lint) -> None:
     plant("a.py", "ACC301", "  # noqa: ACC301")
     assert concise(".") == []
@@ -240,6 +247,17 @@ def test_add_ignore(plant: Write, lint: Lint) -> None:
     assert lint(".", "--add-ignore=looked at") == (0, "Added 2 suppressions in 2 files.\n", "")
     assert "# plant: ACC301  # accumlint: ignore[ACC301] looked at\n" in path.read_text()
     assert lint(".") == (0, "Nothing found.\n", "")
+
+
+def test_add_ignore_keeps_mode_and_link(plant: Write, lint: Lint, project: Path) -> None:
+    path = plant("real/a.py", "ACC301")
+    path.chmod(0o755)
+    (project / "link.py").symlink_to(path)
+    assert lint("link.py", "--add-ignore")[0] == 0
+    assert (project / "link.py").is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert "accumlint: ignore" in path.read_text()
+    assert sorted(each.name for each in path.parent.iterdir()) == ["a.py"]
 
 
 def test_add_ignore_without_a_reason_takes_no_path_for_one(plant: Write, lint: Lint) -> None:

@@ -188,12 +188,26 @@ def _sequence(state: Calls, call: Call) -> Value:
     source = state.force(call.args[0])
     if isinstance(source, Items):
         return Items(list(source.items), kind, source.open, source.length, data=source.data)
+    if isinstance(source, Stream) and source.kind == "generator":
+        return _collected(state, source, kind, call)
     opened, root = state.openness(source, call.node)
     ranged = isinstance(source, Stream) and source.kind == "range"
     items = state.each(source, call.node, 1 if opened else None)
     if opened and root is None:
         root = Root(("items", call.node.lineno, call.node.col_offset), "len", "length")
     return Items(items, kind, opened, root, data=not ranged and bool(items) and opened)
+
+
+def _collected(state: Calls, source: Stream, kind: str, call: Call) -> Value:
+    """`list(generator)`: as long as the loop that yields, which may be K."""
+    outer, state.yield_roots = state.yield_roots, []
+    items, ended = state.collect(source)
+    roots, state.yield_roots = state.yield_roots, outer
+    accumulations = state.world.knowledge.accumulations
+    if ended and (not roots or all(root.key in accumulations for root in roots)):
+        return Items(items, kind, data=True)
+    root = Root(roots[0].key, roots[0].text, "length") if roots else Root(("items", call.node.lineno, call.node.col_offset), "len", "length")
+    return Items(items[:1], kind, True, root, data=True)
 
 
 def _dict(state: Calls, call: Call) -> Value:

@@ -94,6 +94,9 @@ class Calls(State):
             return method.receiver
         return self.unknown_call(call)
 
+    def collect(self, stream: Stream) -> tuple[list[Value], bool]:
+        raise NotImplementedError
+
     def next_of(self, value: Value, node: ast.AST) -> Value:
         raise NotImplementedError
 

@@ -179,6 +179,9 @@ class Expressions(State):
             return self._opaque_item(value, key, node)
         if isinstance(value, Thing):
             return self.attribute(value, str(key.value), node) if isinstance(key, Known) else self._unknown(node)
+        if isinstance(value, Stream) and value.kind == "chunks":
+            label = ("chunk", value.uid, key_of(key))
+            return self.opaque(label, self.recorder.text(node), born=self.take(node, label), causes=frozenset({"data"}))
         return self.opaque(("[]", key_of(value), key_of(key)), self.recorder.text(node), key)
 
     def _items_item(self, value: Items, key: Value, node: ast.AST) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from accumlint.source.reading.index import terminal
@@ -344,7 +345,19 @@ class Statements(State):
             return "gate" if test.gates else "setting"
         return "unknown"
 
+    def _guard_counts(self, test: ast.expr) -> None:
+        """A count that was asked about is no longer divided by unseen."""
+        for part in ast.walk(test):
+            if isinstance(part, ast.Name):
+                value = self.frame.find(part.id)
+                if isinstance(value, Opaque) and value.quantity is not None:
+                    value.guarded = True
+                    if value.weight is not None:
+                        value.weight = replace(value.weight, factors=tuple(replace(factor, guarded=True) for factor in value.weight.factors))
+
     def _unknown_branch(self, node: ast.If, test: Opaque, rest: Sequence[ast.stmt]) -> Signal | None:
+        if "data" in test.causes:
+            self._guard_counts(node.test)
         if test.causes & set(PERSONAL) - {"rank"} or (test.causes and not self._answered(test)):
             return self._skip(node, test, rest)
         kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)

@@ -54,6 +54,8 @@ class Loops(State):
 
     def _learn_from_consumer(self, node: ast.For | ast.AsyncFor, root: Root | None) -> None:
         """A loop of a generator that yields batches is as long as the loop that takes them needs."""
+        if root is not None and self.frame.yields is not None and root.kind in {"setting", "constant"}:
+            self.yield_roots.append(root)
         if root is None or not self.consumers or root.kind not in {"setting", "constant"} or not self.index.holds(node, ast.Yield, ast.YieldFrom):
             return
         consumer, knowledge = self.consumers[-1], self.world.knowledge

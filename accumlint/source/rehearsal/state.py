@@ -126,6 +126,7 @@ class State:
         self.managing: list[ast.AST] = []  # the with items whose own context managers are being followed
         self.model_calls: list[ast.AST] = []  # calls of a wrapped model's own methods that are being followed
         self.consumers: list[ast.For | ast.AsyncFor] = []  # loops whose bodies run at the yields of generators
+        self.yield_roots: list[Root] = []  # what bounds the loops that yield, in the generator being collected
         self.touched: dict[Key, str] = {}
 
     # Provided by the other parts of the interpreter.
