@@ -217,7 +217,8 @@ class Window:
     @property
     def boundary(self) -> MicroBatch | None:
         """The micro-batch after which the optimizer steps."""
-        return next((micro for micro in reversed(self.micro_batches) if micro.backwards), None)
+        trained = [micro for micro in self.micro_batches if micro.backwards]
+        return max(trained, key=lambda micro: micro.backwards[-1].index, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ for step in range(steps):
 The inputs of all forwards of a window are the same storage, or have the same content.
 
 ## When it is silent
-- Deliberate passes over one batch: the count is no accumulation count, or its name says so (adversarial steps, repeats, samples, views).
+- Deliberate passes over one batch: the loss is not divided by the count, or its name says so (adversarial steps, repeats, samples, views).
 - The same data in every window of the run, as in a benchmark on one fixed batch.
 - A fresh iterator over a loader that shuffles, or a pass over the whole loader in every window.
 
@@ -49,10 +49,11 @@ from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
 from accumlint.trace import Event, Kind, Trace, Window
+from accumlint.weight import Quantity
 
 Inputs = list[tuple[int, ...]]
 
-ON_PURPOSE = re.compile(r"adv|repeat|sample|pass|view|aug|draw|epoch|ensemble|\bmc_|particle|inner", re.IGNORECASE)
+ON_PURPOSE = re.compile(r"adv|pgd|attack|perturb|repeat|sample|pass|view|aug|draw|epoch|ensemble|\bmc_|particle|inner", re.IGNORECASE)
 FRESH = re.compile(r"\bislice\s*\(|\bnext\s*\(\s*iter\s*\(")
 RESTARTED = "restarted"
 SHUFFLED = "shuffled"  # a fresh iterator draws other batches
@@ -76,7 +77,7 @@ def _compared(trace: Trace, boundaries: Boundaries, before: Window, window: Wind
     fetch = _fetch(trace, forwards[0])
     k = trace.accumulation.text
     fresh = SHUFFLED not in fetch.options and (RESTARTED in fetch.options or FRESH.search(fetch.text))
-    if len(set(inputs)) == 1 and (inputs != earlier or fresh):
+    if len(set(inputs)) == 1 and (fresh or (inputs != earlier and _divides(boundaries, window))):
         message = f"`{fetch.text}` gives every micro-batch of the window the same batch"
         hint = "take a new batch in every turn of the micro-batch loop, from one iterator"
     elif inputs == earlier and fresh:
@@ -85,6 +86,12 @@ def _compared(trace: Trace, boundaries: Boundaries, before: Window, window: Wind
     else:
         return
     yield at("ACC312", fetch, message, help=hint, window=window, guilty=(fetch, *forwards))
+
+
+def _divides(boundaries: Boundaries, window: Window) -> bool:
+    """Whether the losses are divided by K: passes on purpose (an attack's steps) often are not."""
+    weights = [backward.weight for backward in boundaries.own(window)]
+    return all(weight is not None and weight.of(Quantity.ACCUMULATION) for weight in weights)
 
 
 def _forwards(boundaries: Boundaries, window: Window) -> tuple[Event, ...]:

@@ -109,12 +109,12 @@ def phases(tree: Path, scratch: Path) -> list[tuple[str, float]]:
     assert isinstance(source, Source)
     if importlib.util.find_spec("accumlint.source.rehearsal.rehearse"):
         from accumlint.config import Settings
-        from accumlint.linter import lint_file
+        from accumlint.linter import lint_data
 
         settings = Settings()
-        _timed(lambda: lint_file(str(script), script.read_bytes(), settings))  # imports
-        found.append(("rehearse and judge what passes", _timed(lambda: [lint_file(str(path), files[path], settings) for path in passed])))
-        found.append(("lint the training script, imports apart", _timed(lambda: lint_file(str(script), script.read_bytes(), settings))))
+        _timed(lambda: lint_data(str(script), script.read_bytes(), settings))  # imports
+        found.append(("rehearse and judge what passes", _timed(lambda: [lint_data(str(path), files[path], settings) for path in passed])))
+        found.append(("lint the training script, imports apart", _timed(lambda: lint_data(str(script), script.read_bytes(), settings))))
     return found
 
 

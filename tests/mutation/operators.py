@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tests.mutation.script import Edit, Loop, Script, kind_of, last_name
 
@@ -190,26 +190,34 @@ def _divisions(script: Script) -> Iterator[ast.BinOp | ast.AugAssign]:
 
 def shift_boundary(script: Script) -> Iterator[tuple[int, str]]:
     """One micro-batch early or late, where the test is a remainder."""
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and isinstance(script.parents[node], ast.Compare):
-            left = node.left
-            if (
-                isinstance(left, ast.BinOp)
-                and isinstance(left.op, ast.Add)
-                and isinstance(left.right, ast.Constant)
-                and left.right.value == 1
-            ):
-                yield node.lineno, script.replaced(left, _bracketed(script, left.left))
-            else:
-                yield node.lineno, script.replaced(left, f"({script.source(left)} + 1)")
+    for test in _remainders(script):
+        left = test.left.left
+        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add) and isinstance(left.right, ast.Constant) and left.right.value == 1:
+            yield test.lineno, script.replaced(left, _bracketed(script, left.left))
+        else:
+            yield test.lineno, script.replaced(left, f"({script.source(left)} + 1)")
 
 
 def invert_boundary(script: Script) -> Iterator[tuple[int, str]]:
+    for test in _remainders(script):
+        sign = {ast.Eq: "!=", ast.NotEq: "==", ast.Gt: "=="}.get(type(test.ops[0]))
+        if sign:
+            yield test.lineno, script.replaced(test, f"{script.source(test.left)} {sign} {script.source(test.comparators[0])}")
+
+
+class Remainder(ast.Compare):
+    """`counter % K == something`."""
+
+    left: ast.BinOp
+
+
+def _remainders(script: Script) -> Iterator[Remainder]:
+    """Tests of a counter's remainder; not those of an assertion, nor arithmetic on data."""
     for node in ast.walk(script.tree):
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mod) and len(node.ops) == 1:
-            sign = {ast.Eq: "!=", ast.NotEq: "==", ast.Gt: "=="}.get(type(node.ops[0]))
-            if sign:
-                yield node.lineno, script.replaced(node, f"{script.source(node.left)} {sign} {script.source(node.comparators[0])}")
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mod):
+            calls = any(isinstance(part, ast.Call) for part in ast.walk(node))
+            if not calls and not isinstance(script.statement_of(node), ast.Assert):
+                yield cast("Remainder", node)
 
 
 def narrow_no_sync(script: Script) -> Iterator[tuple[int, str]]:

@@ -446,6 +446,20 @@ def hooked(*, gate: str = "no", options: str = "") -> Trace:
     return b.trace()
 
 
+def test_boundary_that_was_not_understood() -> None:
+    b = Builder()
+    model = b.model()
+    optimizer = b.optimizer(model)
+    b.fact("means-to-accumulate")
+    for _ in range(4):
+        b.data()
+        b.backward(b.forward(model))
+        b.skip("self.every_n(runner)", 30, Kind.STEP, Kind.ZERO, leaves="branch")
+        b.step(optimizer)
+        b.zero(optimizer)
+    assert lines(acc313, b.trace()) == []
+
+
 def test_step_in_a_hook() -> None:
     assert lines(acc315, hooked()) == [20]
 

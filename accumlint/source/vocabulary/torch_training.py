@@ -199,8 +199,13 @@ def unscale(state: Machine, call: Call) -> Value | None:
 def scale_loss(state: Machine, call: Call) -> Value | None:
     """`scaler.scale(loss)`."""
     owner = state.force(receiver_of(call) or NONE)
-    if role_of(state, owner) is not Role.SCALER or not call.args:
+    if not call.args:
         return None
+    if role_of(state, owner) is not Role.SCALER:
+        value = state.force(call.args[0])
+        unknown = isinstance(owner, Opaque) and not is_tensor(owner) and role_of(state, owner) is None
+        if not (unknown and isinstance(value, Opaque) and value.weight is not None and value.forwards):
+            return None
     scaler = as_actor(state, owner, Role.SCALER)
     value = state.force(call.args[0])
     if isinstance(value, Opaque):

@@ -47,7 +47,7 @@ def unused(rows):
 
 
 def test_callers_stay_with_what_they_mention() -> None:
-    text = f"{TRAIN}\ndef main():\n    model = wrap(1)\n    train(model, 2, 3)\n\ndef wrap(model):\n    return DDP(model)\n\ndef other():\n    pass\n"
+    text = f"{TRAIN}\ndef main():\n    train(wrap(1), 2, 3)\n\ndef wrap(model):\n    return DDP(model)\n\ndef other(): pass\n"
     assert kept(text) == {"train", "main", "wrap"}
 
 
@@ -99,7 +99,8 @@ def helper(x):
 
 
 def test_code_outside_of_functions_stays_with_what_it_mentions() -> None:
-    text = "K = size()\nfor x in data:\n    f(x).backward()\n    opt.step()\n\ndef size():\n    return 4\n\ndef f(x):\n    return x\n\ndef g(x): pass\n"
+    text = "K = size()\nfor x in data:\n    f(x).backward()\n    opt.step()\n\n"
+    text += "def size():\n    return 4\n\ndef f(x):\n    return x\n\ndef g(x): pass\n"
     assert kept(text) == {"size", "f"}
 
 
