@@ -202,8 +202,16 @@ class Window:
     def events(self) -> tuple[Event, ...]:
         return tuple(event for micro_batch in self.micro_batches for event in micro_batch.events) + self.update
 
+    @cached_property
+    def _by_kind(self) -> dict[tuple[Kind, ...], tuple[Event, ...]]:
+        return {}
+
     def of(self, *kinds: Kind) -> tuple[Event, ...]:
-        return tuple(event for event in self.events if event.kind in kinds)
+        """The events of these kinds, in order."""
+        found = self._by_kind.get(kinds)
+        if found is None:
+            found = self._by_kind[kinds] = tuple(event for event in self.events if event.kind in kinds)
+        return found
 
     @property
     def backwards(self) -> tuple[Event, ...]:
@@ -265,8 +273,16 @@ class Trace:
         evidence = self.facts.get(name)
         return evidence[0] if evidence else None
 
+    @cached_property
+    def _by_kind(self) -> dict[tuple[Kind, ...], tuple[Event, ...]]:
+        return {}
+
     def of(self, *kinds: Kind) -> tuple[Event, ...]:
-        return tuple(event for event in self.events if event.kind in kinds)
+        """The events of these kinds, in order."""
+        found = self._by_kind.get(kinds)
+        if found is None:
+            found = self._by_kind[kinds] = tuple(event for event in self.events if event.kind in kinds)
+        return found
 
     @cached_property
     def optimizers(self) -> tuple[Actor, ...]:

@@ -15,7 +15,7 @@ from fractions import Fraction
 from accumlint.rules._boundary import Boundaries
 
 from accumlint.findings import Confidence
-from accumlint.trace import Event, Kind, Place, Trace, Window, Wrapper
+from accumlint.trace import Event, Evidence, Kind, Place, Trace, Window, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 
 AVERAGING = frozenset({Wrapper.DDP, Wrapper.APEX_DDP, Wrapper.FSDP1, Wrapper.FSDP2, Wrapper.ZERO})
@@ -123,6 +123,21 @@ def _span(backward: Event, window: Window) -> int:
     return max(
         1, len({event.micro_batch for event in window.of(Kind.LOSS) if event.micro_batch in behind and event.index < backward.index})
     )
+
+
+IGNORING = frozenset({"cross_entropy", "nll_loss", "criterion", "model"})
+
+
+def varies(trace: Trace, weight: Weight) -> Evidence | None:
+    """What says that the mean's n differs between micro-batches.
+
+    Targets that are set to the ignored index change the n of a loss function that ignores them, not that of a plain `.mean()`.
+    """
+    found = trace.fact("varying-units")
+    if found is not None:
+        return found
+    ignores = any(factor.implicit and factor.root in IGNORING for factor in weight.of(Quantity.UNITS))
+    return trace.fact("ignored-targets") if ignores else None
 
 
 def divides_once(contribution: Contribution) -> Factor | None:

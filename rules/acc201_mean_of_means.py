@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, accumulating, setting
+from accumlint.rules._division import Contribution, Normalised, accumulating, setting, varies
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -54,14 +54,13 @@ from accumlint.weight import Quantity
 
 @rule("ACC201", "mean-of-means", Severity.ERROR, measured="coefficients differ between micro-batches or ranks in the ratio of 1/n")
 def check(trace: Trace) -> Iterator[Finding]:
-    evidence = trace.fact("varying-units")
-    if evidence is None:
-        return
     for window, contributions in accumulating(trace):
-        averaged = [each for each in contributions if _mean_over_k(each)]
+        averaged = [each for each in contributions if _mean_over_k(each) and varies(trace, each.weight) is not None]
         if not averaged or len({each.weight.share for each in averaged}) != 1:
             continue
         for each in averaged:
+            evidence = varies(trace, each.weight)
+            assert evidence is not None
             guilty, text = _division(each, window)
             by_hand = any(not factor.implicit for factor in each.divisions)
             yield at(

@@ -48,7 +48,7 @@ from accumlint.weight import Quantity
 
 @rule("ACC204", "local-denominator", Severity.ERROR, measured="coefficients equal within a rank, different between ranks")
 def check(trace: Trace) -> Iterator[Finding]:
-    if trace.fact("varying-units") is None:
+    if trace.fact("varying-units") is None and trace.fact("ignored-targets") is None:
         return
     for window, contributions in stepping(trace):
         if not averages(trace, window):

@@ -73,7 +73,7 @@ def _surplus(trace: Trace, contribution: Contribution) -> Factor | None:
         case Normalised.MICRO_BATCH:
             wrong = True
         case Normalised.LOCAL_WINDOW:
-            wrong = trace.fact("varying-units") is None  # otherwise the count that was not summed is the mistake
+            wrong = trace.fact("varying-units") is None and trace.fact("ignored-targets") is None  # otherwise the count that was not summed is the mistake
         case Normalised.GLOBAL_WINDOW:
             wrong = power != 1
         case _:

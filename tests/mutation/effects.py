@@ -26,6 +26,7 @@ TIMEOUT = 40
 TOLERANCE = 1e-4  # of the length of the parameters; half precision and the order of a sum stay below it
 
 NONE, PARAMETERS, BUCKETS, RAISES, HANGS = "none", "parameters", "buckets", "raises", "hangs"
+ACCUMULATES, PLAIN = "accumulates", "steps after every backward"  # of the scripts themselves
 
 
 class Observed(NamedTuple):
@@ -33,6 +34,7 @@ class Observed(NamedTuple):
 
     status: str  # "done", "raised" or "hung"
     buckets: int = 0
+    accumulates: bool = False
     parameters: array.array[float] = array.array("d")
 
 
@@ -100,8 +102,7 @@ def _read(path: Path, *, finished: bool) -> Observed:
     if not path.exists():
         return Observed("raised" if finished else "hung")
     values = array.array("d", path.read_bytes())
-    status, buckets = values[0], values[1]
-    return Observed("raised" if status else "done", int(buckets), values[2:])
+    return Observed("done", int(values[0]), bool(values[1]), values[2:])
 
 
 def _run(script: Path, rank: int, processes: int, port: int) -> None:
@@ -118,7 +119,7 @@ def _run(script: Path, rank: int, processes: int, port: int) -> None:
         recorder = _Recorder()
         _execute(script)
         failed = 0
-        values = array.array("d", [0, recorder.buckets, *recorder.parameters()])
+        values = array.array("d", [recorder.buckets, recorder.accumulates, *recorder.parameters()])
         script.with_name(f"{rank}.part").write_bytes(values.tobytes())
         script.with_name(f"{rank}.part").rename(script.with_name(f"{rank}.bin"))
     finally:
@@ -144,11 +145,18 @@ class _Recorder:
         from torch.nn.parallel import DistributedDataParallel
 
         self.buckets = 0
+        self.backwards = 0
+        self.steps: dict[int, int] = {}
         self.optimizers: list[Any] = []
         self._watch_optimizers(torch.optim.Optimizer)
+        self._watch_backward(torch.autograd)
         self._watch_ddp(DistributedDataParallel)
         if torch.distributed.is_available():
             self._watch_shards(torch.distributed)
+
+    @property
+    def accumulates(self) -> bool:
+        return self.backwards > max(self.steps.values(), default=0)
 
     def parameters(self) -> list[float]:
         seen: dict[int, Any] = {
@@ -167,7 +175,22 @@ class _Recorder:
             construct(this, *arguments, **options)
             self.optimizers.append(this)
 
+        def count(this: Any, *_: Any) -> None:
+            self.steps[id(this)] = self.steps.get(id(this), 0) + 1
+
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
         optimizer.__init__ = record
+        register_optimizer_step_post_hook(count)
+
+    def _watch_backward(self, autograd: Any) -> None:
+        backward = autograd.backward
+
+        def counted(*arguments: Any, **options: Any) -> None:
+            self.backwards += 1
+            backward(*arguments, **options)
+
+        autograd.backward = counted
 
     def _watch_ddp(self, ddp: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -219,13 +242,13 @@ def warm_up() -> None:
 def effects_of(base: Base, known: dict[str, str], deadline: float = math.inf) -> dict[str, str]:
     """The effects of a script's mutants that are not known yet; empty where the script itself does not run."""
     missing = [mutant for mutant in base.mutants if key(mutant.text) not in known]
-    if not missing or time.monotonic() > deadline:
+    if (not missing and key(base.text) in known) or time.monotonic() > deadline:
         return {}
     reference = observe(base.text, base.processes)
     if effect(reference, observe(base.text, base.processes)) != NONE or any(each.status != "done" for each in reference):
         print(f"{base}: does not run, or not twice the same", flush=True)
         return {}
-    found: dict[str, str] = {}
+    found = {key(base.text): ACCUMULATES if any(each.accumulates for each in reference) else PLAIN}
     for mutant in missing:
         if time.monotonic() > deadline:
             break
@@ -242,16 +265,16 @@ def main() -> int:
     warm_up()
     known = table()
     chosen = bases()
-    current = {key(mutant.text) for base in chosen for mutant in base.mutants}
+    current = {key(each.text) for base in chosen for each in (base, *base.mutants)}
     for base in chosen:
         if arguments.only in base.name:
             new = effects_of(base, known, deadline)
             known |= new
             if new:
-                print(f"{base}: {len(new)} run", flush=True)
+                print(f"{base}: {len(new) - 1} mutants run", flush=True)
                 kept = {name: what for name, what in sorted(known.items()) if name in current}
                 TABLE.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
-    print(f"{sum(name in known for name in current)} of {len(current)} mutants known")
+    print(f"{sum(name in known for name in current)} of {len(current)} scripts and mutants known")
     return 0
 
 

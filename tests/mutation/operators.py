@@ -155,7 +155,10 @@ def _owner(call: ast.Call) -> str:
 
 
 def drop_division(script: Script) -> Iterator[tuple[int, str]]:
+    """Of a mean; an undivided sum is a convention of its own, which the rules leave alone."""
     for node in _divisions(script):
+        if _is_a_sum(script, node):
+            continue
         if isinstance(node, ast.BinOp):
             yield node.lineno, script.replaced(node, _bracketed(script, node.left))
         elif script.alone(node):
@@ -168,6 +171,18 @@ def double_division(script: Script) -> Iterator[tuple[int, str]]:
             yield node.lineno, script.replaced(node, f"{script.source(node)} / {_bracketed(script, node.right)}")
         elif script.alone(node):
             yield node.lineno, script.edited([script.insertion(node, after=node)])
+
+
+def _is_a_sum(script: Script, division: ast.BinOp | ast.AugAssign) -> bool:
+    divided = division.left if isinstance(division, ast.BinOp) else division.target
+    names = {part.id for part in ast.walk(divided) if isinstance(part, ast.Name)}
+    sources = [script.source(divided)]
+    sources += [
+        script.source(node.value)
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Assign) and any(last_name(target) in names for target in node.targets)
+    ]
+    return any("sum" in source for source in sources)
 
 
 def _bracketed(script: Script, node: ast.expr) -> str:
@@ -298,6 +313,14 @@ def bypass_wrapper(script: Script) -> Iterator[tuple[int, str]]:
         if script.source(call.func) in wrapped and call.args:
             yield call.lineno, script.edited([Edit(*script.span(call.func), f"{script.source(call.func)}.module")])
 
+
+# What is a mistake also where every micro-batch is followed by its own update.
+EVERY_LOOP = frozenset(
+    {
+        "drop zero", "drop every zero", "drop unscale", "clip before unscale", "unscale twice", "bypass scaler at the step",
+        "bypass scaler at the backward", "bypass wrapper",
+    }
+)  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {
     **{f"hoist {kind}": _hoist(kind) for kind in KINDS},

@@ -1,7 +1,8 @@
 """Mistakes made mechanically in correct scripts are found, where a run of them shows that they matter.
 
 A mutant counts when its run ends with other parameters or reduces other buckets than the script it was made from, or
-raises or hangs (`effects.json`, written by `python -m tests.mutation.effects`). It is found when accumlint reports an
+raises or hangs (`effects.json`, written by `python -m tests.mutation.effects`), and, where the script does not
+accumulate, when the mistake is one for every training loop. It is found when accumlint reports an
 error or a warning that the script itself had not. `python -m tests.mutation.test_mutants` prints the ones that are not.
 """
 
@@ -19,8 +20,8 @@ from accumlint.config import Settings
 from accumlint.findings import Confidence, Severity
 from accumlint.linter import lint_data
 from tests.mutation.bases import Base, bases, key
-from tests.mutation.effects import NONE, table
-from tests.mutation.operators import OPERATORS
+from tests.mutation.effects import NONE, PLAIN, table
+from tests.mutation.operators import EVERY_LOOP, OPERATORS
 
 SHARE = 0.95
 
@@ -50,7 +51,14 @@ def reported(text: str) -> Counter[str]:
 def judged(base: Base) -> list[Outcome]:
     """The mutants of one script that have an effect."""
     effects = table()
-    counting = [each for each in base.mutants if effects.get(key(each.text), NONE) != NONE and (each.operator, base.name) not in NO_MISTAKE]
+    plain = effects.get(key(base.text)) == PLAIN
+    counting = [
+        each
+        for each in base.mutants
+        if effects.get(key(each.text), NONE) != NONE
+        and not (plain and each.operator not in EVERY_LOOP)
+        and (each.operator, base.name) not in NO_MISTAKE
+    ]
     before = reported(base.text) if counting else Counter()
     return [Outcome(base, each.operator, each.line, tuple(sorted(reported(each.text) - before))) for each in counting]
 

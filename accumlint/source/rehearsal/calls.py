@@ -190,6 +190,7 @@ class Calls(State):
 
     def _not_followed(self, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> Value:
         made = self.opaque(("call", id(function.node), *self.key(*args)), f"{function.name}()", *args, *keywords.values())
+        made.agreed = made.agreed or any(word in function.name for word in ("reduce", "gather", "broadcast"))
         if self.recorder.turns and node is not None and not made.forwards:
             made.born = made.born or self.take(node)
         return made

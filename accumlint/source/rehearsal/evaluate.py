@@ -400,12 +400,14 @@ class Expressions(State):
         else:
             key = ("compare", name, *self.key(left, right))
         text = self.recorder.text(node)
+        if gates and not any(isinstance(part, ast.Constant) for part in (node.left, *node.comparators)):
+            # A counter against an unknown end: it has not arrived there yet.
+            assert isinstance(left, Known)
+            return Known(isinstance(op, (ast.Lt, ast.LtE, ast.NotEq)), left.roots, None, left.gates | gates, node)
         base = self.opaque(key, text, left, right)
         if base.born or "data" in base.causes:
             base.causes |= self._selects(left, right)
         base.gates |= gates
-        if isinstance(left, Known) and isinstance(right, Opaque) and name in {"<"} and counter:
-            base.name = "bound"
         if not negative:
             return base
         return self.opaque(("not", key), text, base, negated=base, gates=base.gates)

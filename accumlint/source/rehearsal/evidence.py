@@ -24,14 +24,15 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
     varying = _varying_names(index.tree)
     for node in index.ignored_targets:
         note("ignored-targets", node, "targets are set to the ignored index")
-        note("varying-units", node, "targets are set to the ignored index, so their number varies")
     for node in ast.walk(index.tree):
         if isinstance(node, ast.Call):
             name = terminal(node.func)
             if PADDING.fullmatch(name):
-                note("varying-units", node, f"`{name}` pads sequences of different length")
+                note("padded", node, f"`{name}` pads sequences of different length")
             elif name in MAKERS and _has_varying_shape(node, varying):
                 note("varying-units", node, f"`{recorder.text(node)}` has a length that varies")
+    if "dist_autograd" in index.identifiers:
+        note("dist-autograd", index.tree, "torch.distributed.autograd")
     if index.is_distributed:
         found.setdefault("distributed", []).append(Evidence(recorder.place(index.tree), "torch.distributed"))
     return found

@@ -40,6 +40,8 @@ class Statements(State):
 
     def block(self, statements: Sequence[ast.stmt]) -> Signal | None:
         for at, statement in enumerate(statements):
+            if self.relevance.idle(statement):
+                continue
             signal = self.statement(statement, statements[at + 1 :])
             if signal is not None:
                 return signal
@@ -565,7 +567,7 @@ class Statements(State):
 
     def _swallows(self, handler: ast.ExceptHandler) -> bool:
         name = self.recorder.text(handler.type) if handler.type is not None else ""
-        if "StopIteration" in name or "Interrupt" in name or "ImportError" in name:
+        if any(word in name for word in ("Stop", "Interrupt", "Import", "Exhaust", "Empty", "EOF", "End", "Key", "Index", "Attribute", "Type", "File", "Name")):
             return False
         return not self.index.once("reraises", handler, lambda _: _reraises(handler))
 

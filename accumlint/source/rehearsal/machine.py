@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from accumlint.source.reading.index import LOSS_WORDS, Index, terminal
+from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
 from accumlint.source.rehearsal.calls import Calls
 from accumlint.source.rehearsal.evaluate import Expressions, bind
@@ -39,15 +40,17 @@ from accumlint.trace import Actor, Event, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 
 VOCABULARY = Vocabulary((torch_training, distributed, torch_objects, itertools_words, torch_tensors))
+FETCHES = re.compile(r"batch|sample|data|next|fetch|chunk|token|example|draw|pull|take|feed|read|rollout|rand|synth|episode|trajector|segment|slice|window", re.IGNORECASE)
+AGREES = re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE)
 VERB = re.compile(r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)")
 
 
 class Machine(Iteration, Expressions, Calls, Loops, Statements):
     """Rehearses one module in one world."""
 
-    def __init__(self, index: Index, recorder: Recorder, world: World) -> None:
+    def __init__(self, index: Index, relevance: Relevance, recorder: Recorder, world: World) -> None:
         restart_uids()
-        super().__init__(index, recorder, world)
+        super().__init__(index, relevance, recorder, world)
         self.vocabulary = VOCABULARY
         self.optimizers: list[Thing] = []
         self.models: dict[int, Value] = {}
@@ -76,6 +79,8 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
                 return self.forward_of(call, function)
         made = super().unknown_call(call)
         if isinstance(made, Opaque):
+            if AGREES.search(call.name):
+                made.agreed = True
             self._colour(made, call)
         return made
 
@@ -90,12 +95,12 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
                 made.reduced = True
                 self.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
             return
-        if self.recorder.turns and not made.born and not made.causes and self.forward is None and _may_fetch(call):
+        if self.recorder.turns and not made.born and not made.causes and self.forward is None and FETCHES.search(call.name):
             made.born = self.take(call.node)
             made.causes |= {"data"}
 
     def _implicit_mean(self, node: ast.AST) -> Factor:
-        return Factor(Quantity.UNITS, -1, None, self.recorder.text(node), self.recorder.place(node), implicit=True)
+        return Factor(Quantity.UNITS, -1, None, self.recorder.text(node), self.recorder.place(node), implicit=True, root="function")
 
     # Models.
     def forward_of(self, call: Call, model: Value) -> Value:
@@ -335,7 +340,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             if made.name == "grad":
                 made.weight = Weight()
             elif value.forwards and LOSS_WORDS.search(name) and value.key[0] == "forward":
-                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True),))
+                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),))
                 made.reduced = True
         return made
 
@@ -376,7 +381,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             return
         direct = value.key[0] in {"part", "[]", "forward"} or (value.key[0] == "." and LOSS_WORDS.search(str(value.key[-1])) is not None)
         if direct:
-            value.weight = Weight((Factor(Quantity.UNITS, -1, None, name, self.recorder.place(node), implicit=True),))
+            value.weight = Weight((Factor(Quantity.UNITS, -1, None, name, self.recorder.place(node), implicit=True, root="model"),))
             value.reduced = True
 
     def _part(self, value: Value, at: int, target: ast.expr) -> Value:
@@ -384,11 +389,6 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         if isinstance(made, Opaque) and isinstance(target, (ast.Name, ast.Attribute)):
             self._name_loss(made, self.recorder.text(target), target)
         return made
-
-
-def _may_fetch(call: Call) -> bool:
-    """Whether an unfollowed call may give new data: not when it asks the system or a setting."""
-    return not call.path.startswith(("os", "torch.cuda", "torch.distributed", "math", "logging", "time", "sys", "torch.device", "warnings", "numpy.prod"))
 
 
 def _born(value: Value) -> frozenset[int]:

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
+from accumlint.source.rehearsal.worlds import MOST_EVENTS, OutOfSteps
 from accumlint.trace import Event, Evidence, Guard, Kind, Place, Turn
 
 LONGEST_TEXT = 80
@@ -104,4 +105,6 @@ class Recorder:
             **fields,
         )
         self.events.append(event)
+        if len(self.events) > MOST_EVENTS:
+            raise OutOfSteps
         return event

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from accumlint.source.reading.index import FunctionNode, Index
 from accumlint.source.reading.parse import Source
+from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.evidence import gather
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.record import OpenTurn, Recorder
 from accumlint.source.rehearsal.state import Leave
 from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Value
-from accumlint.source.rehearsal.worlds import MOST_WORLDS, Knowledge, OutOfSteps, Restart, World
+from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Knowledge, OutOfSteps, Restart, World
 from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 
+RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
 MOST_RESTARTS = 12
 COUNTER_NAMES = frozenset(
     {"i", "it", "idx", "iter", "iteration", "step", "batch_idx", "batch_i", "n_iter", "iter_num", "global_step", "i_batch", "batch_index", "iters", "ni", "step_idx"}
@@ -40,6 +43,7 @@ class Rehearsal:
 
     source: Source
     index: Index
+    relevance: Relevance
     options: Options
     entry: FunctionNode | None  # None: the module's own statements
     covered: set[int] = field(default_factory=set)
@@ -76,15 +80,20 @@ class Rehearsal:
         flips = sorted((answer for answer in first.world.answers.values() if answer.flips), key=lambda answer: -answer.weight)
         if len(flips) >= MOST_WORLDS:
             self.limits.append(f"{len(flips)} unknown settings: {MOST_WORLDS - 1} of them were flipped")
+        spent = first.steps
         for answer in flips[: MOST_WORLDS - 1]:
+            if spent > MOST_STEPS_IN_ALL:
+                self.limits.append("out of steps: not every setting was flipped")
+                return
             other = self._run(World(k, knowledge, forced={answer.key: not answer.holds}))
             if other is not None:
+                spent += other.steps
                 yield from self._traces_of(other, ((answer.text, "false" if answer.holds else "true"),))
 
     def _run(self, world: World) -> Machine | None:
         """Rehearses in one world, again from the start whenever something is learnt."""
         for _ in range(MOST_RESTARTS):
-            machine = Machine(self.index, Recorder(self.path, self.source.lines, texts=self.index.texts), world)
+            machine = Machine(self.index, self.relevance, Recorder(self.path, self.source.lines, texts=self.index.texts), world)
             try:
                 self._enter(machine)
             except Restart:
@@ -150,6 +159,7 @@ class Rehearsal:
                 machine.recorder.turns.pop()
 
     def _traces_of(self, machine: Machine, settings: tuple[tuple[str, str], ...]) -> Iterator[Trace]:
+        alone = any(RANKS.search(text) for text, _ in settings)
         facts: dict[str, list[Evidence]] = {name: list(evidence) for name, evidence in machine.recorder.facts.items()}
         for name, evidence in self.index.once("evidence", self.source.tree, lambda _: gather(self.index, machine.recorder)).items():
             facts.setdefault(name, []).extend(evidence)
@@ -160,7 +170,7 @@ class Rehearsal:
             first = next(event for event in events if event.kind is Kind.BACKWARD)
             line = first.turns[0].line if first.turns else first.place.line
             driven = self.entry is not None and not self.index.reaches_backward_in_loop(self.entry)
-            own = {name: tuple(found) for name, found in facts.items()}
+            own = {name: tuple(found) for name, found in facts.items() if not (alone and name == "distributed")}
             if _means_to_accumulate(events, accumulation):
                 own["means-to-accumulate"] = (Evidence(first.place, "K"),)
             yield Trace(
@@ -232,9 +242,10 @@ def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehea
     backwards = {id(node): node for node in ast.walk(source.tree) if isinstance(node, ast.Call) and Kind.BACKWARD in index._call_kinds(node)}
     if not backwards:
         return
+    relevance = Relevance(index)
     covered: set[int] = set()
     if any(Kind.BACKWARD in index.kinds(node) for node in source.tree.body if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))):
-        rehearsal = Rehearsal(source, index, chosen, None)
+        rehearsal = Rehearsal(source, index, relevance, chosen, None)
         if _works(rehearsal):
             yield rehearsal
         covered |= rehearsal.covered
@@ -242,7 +253,7 @@ def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehea
         own = {id(node) for node in backwards.values() if _reaches(index, entry, node)}
         if not own or own <= covered:
             continue
-        rehearsal = Rehearsal(source, index, chosen, entry)
+        rehearsal = Rehearsal(source, index, relevance, chosen, entry)
         if _works(rehearsal):
             yield rehearsal
         covered |= rehearsal.covered

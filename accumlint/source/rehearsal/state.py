@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accumlint.source.reading.index import Index
+from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.rehearsal.values import (
     FALSE,
@@ -107,9 +108,10 @@ class Call:
 class State:
     """What the parts of the interpreter share. Each part adds the methods declared here without a body."""
 
-    def __init__(self, index: Index, recorder: Recorder, world: World) -> None:
+    def __init__(self, index: Index, relevance: Relevance, recorder: Recorder, world: World) -> None:
         self.index = index
         self.recorder = recorder
+        self.relevance = relevance
         self.world = world
         self.globals = Frame()
         self.frame = self.globals

@@ -267,6 +267,8 @@ def key_of(value: Value) -> Key:
         return value.key
     if isinstance(value, Phi):
         return ("phi", value.condition.key)
+    if isinstance(value, Items) and not value.open and len(value.items) <= 8 and all(isinstance(item, Known) for item in value.items):
+        return ("items", *(repr(item.value) for item in value.items if isinstance(item, Known)))
     if isinstance(value, (Items, Class, Instance, Stream)):
         return ("object", value.uid)
     if isinstance(value, Thing):

@@ -15,7 +15,9 @@ from accumlint.source.rehearsal.values import Key, Root
 PERIOD = 5  # an unknown period (save every n steps): coprime to both values of K
 OUTER_TURNS = 2
 MOST_WORLDS = 10
-MOST_STEPS = 60_000
+MOST_STEPS = 40_000
+MOST_STEPS_IN_ALL = 80_000
+MOST_EVENTS = 4_000
 
 
 class Restart(Exception):

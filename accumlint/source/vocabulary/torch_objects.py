@@ -36,7 +36,7 @@ OPTIMIZER_CLASS = re.compile(
     r"^(Fused|Distributed|Hybrid|CPU|Scaled|Dist)?(SGD\w*|Adam\w*|RAdam|NAdam|RMSprop|Adagrad|Adadelta|Rprop|ASGD|LBFGS|SparseAdam|Lamb|LAMB|Lion|LARS|Adafactor"
     r"|Muon\w*|Ranger\w*|NovoGrad|Novograd|Sophia\w*|Shampoo|BertAdam|OpenAIAdam|Prodigy|AdEMAMix|ZeroRedundancyOptimizer)$"
 )
-SCHEDULER_CLASS = re.compile(r"(LR|Scheduler|Schedule)$|^get_\w*schedule\w*$|^(CosineAnnealingWarmRestarts|ReduceLROnPlateau|SequentialLR)$")
+SCHEDULER_CLASS = re.compile(r"(LR|Scheduler|Schedule)$|Plateau|Warmup|Annealing|^get_\w*schedule\w*$|^(CosineAnnealingWarmRestarts|ReduceLROnPlateau|SequentialLR)$")
 CRITERIA = {
     "CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "MSELoss": "mse_loss", "L1Loss": "l1_loss", "SmoothL1Loss": "smooth_l1_loss",
     "HuberLoss": "huber_loss", "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
@@ -156,7 +156,7 @@ def fallback(state: Machine, call: Call) -> Value | None:
         return None
     if name in CRITERIA:
         return criterion(state, call)
-    if OPTIMIZER_CLASS.match(name) or (".optim." in f".{call.path}" and name[:1].isupper() and "scheduler" not in call.path):
+    if OPTIMIZER_CLASS.match(name) or (call.path.startswith("torch.optim.") and name[:1].isupper() and "scheduler" not in call.path and name != "Optimizer"):
         return optimizer(state, call)
     if SCHEDULER_CLASS.search(name) and (call.args or call.keywords) and not state.index.is_own_name(name):
         return scheduler(state, call)

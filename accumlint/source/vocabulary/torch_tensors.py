@@ -46,7 +46,7 @@ def loss(state: Machine, call: Call) -> Value | None:
     if isinstance(state.force(call.keywords.get("size_average", Known(None))), Known) and state.force(call.keywords.get("size_average", Known(None))).value is False:  # type: ignore[union-attr]
         kind = "sum"
     made = state.opaque(("call", call.name, *state.key(*parts)), state.recorder.text(call.node), *(part for part in parts if isinstance(part, Opaque)), attached=True)
-    made.weight, made.reduced = weight_of_reduction(state, call.node, kind)
+    made.weight, made.reduced = weight_of_reduction(state, call.node, kind, call.name if call.name in LOSS_FUNCTIONS else call.path.rsplit(".", 1)[-1])
     made.causes |= {"loss"}
     if state.no_grad == 0:
         state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
@@ -55,9 +55,9 @@ def loss(state: Machine, call: Call) -> Value | None:
     return made
 
 
-def weight_of_reduction(state: Machine, node: ast.AST, kind: object) -> tuple[Weight, bool]:
+def weight_of_reduction(state: Machine, node: ast.AST, kind: object, name: str) -> tuple[Weight, bool]:
     if kind == "mean":
-        return mean_weight(state, node), True
+        return mean_weight(state, node, name), True
     if kind in {"sum", "batchmean"}:
         return Weight(), True
     if kind == "none":
@@ -65,8 +65,9 @@ def weight_of_reduction(state: Machine, node: ast.AST, kind: object) -> tuple[We
     return Weight(known=False), True
 
 
-def mean_weight(state: Machine, node: ast.AST) -> Weight:
-    return Weight((Factor(Quantity.UNITS, -1, None, state.recorder.text(node), state.recorder.place(node), implicit=True),))
+def mean_weight(state: Machine, node: ast.AST, root: str = "mean") -> Weight:
+    """The weight of a mean; `root` names the function that takes it."""
+    return Weight((Factor(Quantity.UNITS, -1, None, state.recorder.text(node), state.recorder.place(node), implicit=True, root=root),))
 
 
 def mean(state: Machine, call: Call) -> Value | None:
@@ -256,7 +257,7 @@ def _named_criterion(state: Machine, call: Call) -> Value | None:
     if state.no_grad:
         made.forwards, made.attached = frozenset(), False
         return made
-    made.weight = replace(mean_weight(state, call.node), known=known)
+    made.weight = replace(mean_weight(state, call.node, "criterion"), known=known)
     made.reduced = True
     made.causes |= {"loss"}
     state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)

@@ -1,0 +1,135 @@
+"""Which statements can matter to the rehearsal of a training loop; the others are passed over.
+
+A statement matters if it can bring about an event, leaves its block, or sets a name that such a statement needs, directly or
+through other names. Names are compared by identifier, over the whole module: coarse, but never too little.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from accumlint.source.reading.index import TRACKED, Index, terminal
+
+TALK = re.compile(
+    r"^(print|log\w*|info|debug|warning|warn|error|add_scalar\w*|add_image\w*|set_description\w*|set_postfix\w*|write|flush|close|display|track|report"
+    r"|makedirs|mkdir|empty_cache|collect|manual_seed\w*|seed|barrier|synchronize)$"
+)
+TALKERS = re.compile(r"log(ger|ging)?$|writer|wandb|pbar|progress|tqdm|tensorboard|meter|stats|history|timer|profiler|^os$|^warnings$|^sys$", re.IGNORECASE)
+KEPT = (ast.Return, ast.Raise, ast.Break, ast.Continue, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Assert)
+COMPOUND = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+
+
+class Relevance:
+    """Answers, for one module, which statements may be passed over."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.needed = self._close(self._start())
+
+    def idle(self, node: ast.stmt) -> bool:
+        """Whether a statement can neither bring about an event nor set anything that matters."""
+        return self.index.once("idle", node, lambda _: self._is_idle(node))
+
+    def _is_idle(self, node: ast.stmt) -> bool:
+        if isinstance(node, KEPT) or self.index.kinds(node) or self.index.holds(node, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.Await):
+            return False
+        if isinstance(node, COMPOUND):
+            return not self.index.holds(node, *KEPT) and all(self.idle(inner) for inner in _statements(node))
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return not any(_names(target) & self.needed for target in targets) and not self._calls_matter(node)
+        if isinstance(node, ast.Expr):
+            return not self._calls_matter(node)
+        return isinstance(node, (ast.Pass, ast.Delete))
+
+    def _calls_matter(self, node: ast.stmt) -> bool:
+        """Whether a call in the statement may change something that matters: what it is given or called on."""
+        for part in ast.walk(node):
+            if not isinstance(part, ast.Call):
+                continue
+            name = terminal(part.func)
+            receiver = terminal(part.func.value) if isinstance(part.func, ast.Attribute) else ""
+            if TALK.match(name) or (receiver and TALKERS.search(receiver)) or name in TRACKED_QUIET:
+                continue
+            touched = {terminal(arg) for arg in part.args} | {receiver} if isinstance(node, ast.Expr) else set()
+            if touched & self.needed or name in TRACKED or (isinstance(node, ast.Expr) and self.index.callees(part)):
+                return True
+        return False
+
+    def _start(self) -> set[str]:
+        """The names that event-bearing statements and what guards them read."""
+        found: set[str] = set()
+        for node in ast.walk(self.index.tree):
+            if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+                if isinstance(node, ast.IfExp) or self.index.kinds(node) or self.index.holds(node, ast.Continue, ast.Break, ast.Return, ast.Raise):
+                    found |= _names(node.test)
+            elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+                found |= _names(node.iter)
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                for item in node.items:
+                    found |= _names(item.context_expr)
+            elif isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom, ast.Assert)):
+                found |= {name for part in ast.iter_child_nodes(node) for name in _names(part)}
+            elif isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)):
+                if self.index.kinds(node) or _tracks(node):
+                    found |= _names(node)
+        return found
+
+    def _close(self, needed: set[str]) -> frozenset[str]:
+        """Adds what the needed names are made of."""
+        sources: dict[str, set[str]] = defaultdict(set)
+        for node in ast.walk(self.index.tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    for name in _names(target):
+                        sources[name] |= _names(node.value)
+            elif isinstance(node, (ast.AugAssign, ast.AnnAssign)) and node.value is not None:
+                for name in _names(node.target):
+                    sources[name] |= _names(node.value)
+            elif isinstance(node, (ast.For, ast.AsyncFor)):
+                for name in _names(node.target):
+                    sources[name] |= _names(node.iter)
+            elif isinstance(node, ast.keyword) and node.arg is not None:
+                sources[node.arg] |= _names(node.value)
+        pending = list(needed)
+        while pending:
+            for name in sources.get(pending.pop(), ()):
+                if name not in needed:
+                    needed.add(name)
+                    pending.append(name)
+        needed.discard("self")
+        return frozenset(needed)
+
+
+TRACKED_QUIET = frozenset({"item", "detach", "tolist", "cpu", "numpy", "format", "join", "time", "perf_counter"})
+
+
+def _tracks(node: ast.stmt) -> bool:
+    return any(
+        (isinstance(part, ast.Attribute) and part.attr in TRACKED) or (isinstance(part, ast.Name) and part.id in TRACKED) for part in ast.walk(node)
+    )
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Every identifier in an expression: names, attributes, string keys."""
+    found: set[str] = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            found.add(part.id)
+        elif isinstance(part, ast.Attribute):
+            found.add(part.attr)
+        elif isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and isinstance(part.slice.value, str):
+            found.add(part.slice.value)
+    return found
+
+
+def _statements(node: ast.stmt) -> Iterator[ast.stmt]:
+    for name in ("body", "orelse", "finalbody"):
+        yield from getattr(node, name, ())
+    for handler in getattr(node, "handlers", ()):
+        yield from handler.body
+    for case in getattr(node, "cases", ()):
+        yield from case.body
