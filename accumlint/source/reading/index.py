@@ -41,7 +41,7 @@ TRACKED = frozenset(
     {
         "no_sync", "GradScaler", "DistributedDataParallel", "DDP", "DistributedDataParallelCPU", "FullyShardedDataParallel", "FSDP", "fully_shard",
         "require_backward_grad_sync", "set_requires_gradient_sync", "nullcontext", "no_backward_sync", "register_post_accumulate_grad_hook",
-        "all_reduce", "scale_loss", "all_reduce_gradients",
+        "all_reduce", "scale_loss", "all_reduce_gradients", "requires_grad_", "requires_grad", "register_comm_hook",
     }
 )  # fmt: skip
 

@@ -38,6 +38,8 @@ class Relevance:
             return False
         if isinstance(node, COMPOUND):
             return not self.index.holds(node, *KEPT) and all(self.idle(inner) for inner in _statements(node))
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and not _is_number(node.value):
+            return False  # a running sum may keep graphs alive
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             return not any(_names(target) & self.needed for target in targets) and not self._calls_matter(node)
@@ -105,6 +107,10 @@ class Relevance:
 
 
 TRACKED_QUIET = frozenset({"item", "detach", "tolist", "cpu", "numpy", "format", "join", "time", "perf_counter"})
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.Call) and terminal(node.func) in {"item", "len", "time"})
 
 
 def _tracks(node: ast.stmt) -> bool:

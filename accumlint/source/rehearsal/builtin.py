@@ -84,7 +84,7 @@ def _len(state: Calls, call: Call) -> Value:
         return Known(len(value.items))
     if isinstance(value, Stream) and value.kind == "chunks":
         return Known(state.world.k, frozenset({Root(("chunks", value.uid), text, "window")}))
-    if isinstance(value, Opaque) and (value.born or value.forwards or "data" in value.causes):
+    if isinstance(value, Opaque) and value.key[0] != "made" and (value.born or value.forwards or "data" in value.causes):
         return count(state, Quantity.INPUTS, ("len", value.key), call.node, value)
     if isinstance(value, Instance):
         method = value.cls.find("__len__")

@@ -41,6 +41,7 @@ from accumlint.weight import Factor, Quantity, Weight
 
 VOCABULARY = Vocabulary((torch_training, distributed, torch_objects, itertools_words, torch_tensors))
 FETCHES = re.compile(r"batch|sample|data|next|fetch|chunk|token|example|draw|pull|take|feed|read|rollout|rand|synth|episode|trajector|segment|slice|window", re.IGNORECASE)
+MAKES = re.compile(r"loader|dataset|iterator|sampler|^(create|build|make|init|setup)(_|$)|size|shape|count|num_", re.IGNORECASE)
 AGREES = re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE)
 VERB = re.compile(r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)")
 
@@ -88,6 +89,8 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         """What an unfollowed call may be: a loss, by its name; new data, when it was given none."""
         receiver = self.force(call.receiver) if call.receiver is not None else None
         module_call = receiver is not None and role_of(self, receiver) is Role.MODEL
+        if made.born and not made.forwards and self.recorder.turns and self._fetches(call) and any(_moves(self.force(value)) for value in call.values):
+            made.born = self.take(call.node, made.key)
         if made.forwards or made.attached or (module_call and LOSS_WORDS.search(call.name)):
             made.attached = self.no_grad == 0
             if LOSS_WORDS.search(call.name) and made.weight is None and self.no_grad == 0:
@@ -95,9 +98,13 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
                 made.reduced = True
                 self.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
             return
-        if self.recorder.turns and not made.born and not made.causes and self.forward is None and FETCHES.search(call.name):
+        if self.recorder.turns and not made.born and not made.causes and self.forward is None and self._fetches(call):
             made.born = self.take(call.node)
             made.causes |= {"data"}
+
+    def _fetches(self, call: Call) -> bool:
+        """Whether an unfollowed call may give new data, by its name."""
+        return bool(FETCHES.search(call.name)) and not MAKES.search(call.name)
 
     def _implicit_mean(self, node: ast.AST) -> Factor:
         return Factor(Quantity.UNITS, -1, None, self.recorder.text(node), self.recorder.place(node), implicit=True, root="function")
@@ -389,6 +396,11 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         if isinstance(made, Opaque) and isinstance(target, (ast.Name, ast.Attribute)):
             self._name_loss(made, self.recorder.text(target), target)
         return made
+
+
+def _moves(value: Value) -> bool:
+    """Whether an argument is a plain number that is not a setting: an index that picks out a part."""
+    return isinstance(value, Known) and type(value.value) is int and value.root is None
 
 
 def _born(value: Value) -> frozenset[int]:

@@ -21,6 +21,7 @@ from accumlint.source.rehearsal.values import Class, Function, Instance, Known, 
 from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Knowledge, OutOfSteps, Restart, World
 from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 
+DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
 MOST_RESTARTS = 12
 COUNTER_NAMES = frozenset(
@@ -149,14 +150,21 @@ class Rehearsal:
         names = [argument.arg for argument in function.node.args.args]
         if function.bound is not None:
             names = names[1:]
+        kept: dict[str, Value] = {}
         for at in range(machine.world.batches):
             machine.recorder.turns.append(OpenTurn(self.entry.lineno, at, 0, endless=True))
             try:
-                args: list[Value] = [Known(at) if name in COUNTER_NAMES else machine.parameter(function, name) for name in names]
                 machine.recorder.new_data()
+                args: list[Value] = [Known(at) if name in COUNTER_NAMES else self._given(machine, function, name, kept) for name in names]
                 machine.call_function(function, args, {}, None)
             finally:
                 machine.recorder.turns.pop()
+
+    def _given(self, machine: Machine, function: Function, name: str, kept: dict[str, Value]) -> Value:
+        """A parameter of a driven function: an object that is used by its attributes stays, the rest is new data each time."""
+        if not self.index.usage.get(name) or DATA_NAME.search(name):
+            return machine.datum(function.node, name)
+        return kept.setdefault(name, machine.parameter(function, name))
 
     def _traces_of(self, machine: Machine, settings: tuple[tuple[str, str], ...]) -> Iterator[Trace]:
         alone = any(RANKS.search(text) for text, _ in settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from accumlint.source.rehearsal.values import (
     Builtin,
     Context,
     Function,
+    Items,
     Key,
     Known,
     Opaque,
@@ -29,6 +30,7 @@ from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps, World
 from accumlint.trace import Kind
 
 DEEPEST_CALL = 14
+SAMPLES = 4  # items of a list that are looked into
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +107,15 @@ class Call:
         return [*self.args, *self.keywords.values()]
 
 
+def _flat(parts: tuple[Value | None, ...]) -> Iterator[Value | None]:
+    """The parts, and what stands in lists and tuples among them."""
+    for part in parts:
+        if isinstance(part, Items):
+            yield from part.items[:SAMPLES]
+        else:
+            yield part
+
+
 class State:
     """What the parts of the interpreter share. Each part adds the methods declared here without a body."""
 
@@ -172,7 +183,7 @@ class State:
         born: frozenset[int] = frozenset()
         gates = NO_ROOTS
         agreed = False
-        for part in parts:
+        for part in _flat(parts):
             if isinstance(part, Opaque):
                 causes |= part.causes
                 forwards |= part.forwards

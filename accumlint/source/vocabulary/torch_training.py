@@ -259,6 +259,13 @@ def replace_loss(state: Machine, loss: Opaque, scaler: Actor | None) -> Opaque:
     return made
 
 
+def amp_initialize(state: Machine, call: Call) -> Value | None:
+    """apex: `model, optimizer = amp.initialize(model, optimizer)`: the same objects."""
+    if not call.path.endswith("amp.initialize") or not call.args:
+        return None
+    return Items(list(call.args[:2]), "tuple") if len(call.args) > 1 or "optimizers" in call.keywords else call.args[0]
+
+
 def save(state: Machine, call: Call) -> Value | None:
     saved = state.force(call.args[0]) if call.args else NONE
     options = frozenset({"optimizer"}) if isinstance(saved, Mapping) and any("optim" in str(key) for key in saved.items) else frozenset()
@@ -310,7 +317,7 @@ def register_hook(state: Machine, call: Call) -> Value | None:
 
 FUNCTIONS: dict[str, Handler] = {
     **dict.fromkeys(CLIP_NAMES, clip),
-    "backward": backward, "GradScaler": make_scaler, "loss_scaler": helper_scaler, "save": save, "scale_grads": scale_all,
+    "backward": backward, "GradScaler": make_scaler, "loss_scaler": helper_scaler, "initialize": amp_initialize, "save": save, "scale_grads": scale_all,
     "_foreach_mul_": scale_all, "_foreach_div_": scale_all, "zero_grad": zero_grad,
 }  # fmt: skip
 METHODS: dict[str, Handler] = {
