@@ -295,7 +295,21 @@ class Trace:
 
     @cached_property
     def _windows(self) -> dict[int | None, tuple[tuple[Window, ...], Window | None]]:
-        return {None if actor is None else actor.uid: cut_windows(self.events, actor) for actor in (self.optimizers or (None,))}
+        return {None if actor is None else actor.uid: cut_windows(self.events[self._begins(actor) :], actor) for actor in (self.optimizers or (None,))}
+
+    def _begins(self, optimizer: Actor | None) -> int:
+        """Where an optimizer's windows begin: after the last step of one made by the same line before it, which never steps again."""
+        if optimizer is None:
+            return 0
+        own = next(event for event in self.of(Kind.STEP) if event.concerns(optimizer))
+        ends = {target.uid: event for event in self.of(Kind.STEP) for target in event.targets}
+        begins = 0
+        for uid, last in ends.items():
+            if uid == optimizer.uid or last.place != own.place or last.index >= own.index or uid > optimizer.uid:
+                continue
+            if any(event.kind in {Kind.FORWARD, Kind.BACKWARD} for event in self.events[last.index : own.index]):
+                begins = max(begins, last.index + 1)
+        return begins
 
     def windows(self, optimizer: Actor | None = None) -> tuple[Window, ...]:
         """The complete windows of one optimizer (of the first, when none is named)."""

@@ -41,7 +41,7 @@ from accumlint.rules._division import place_of, stepping, written
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.trace import Kind, Place, Trace
+from accumlint.trace import Event, Kind, Place, Trace
 from accumlint.weight import Factor, Quantity
 
 
@@ -63,15 +63,15 @@ def check(trace: Trace) -> Iterator[Finding]:
                 f"but the loss ignores some targets ({evidence.text or 'see the labels'})",
                 help="count the labels that the loss uses: after the shift, without the ignored index",
                 window=window,
-                place=_count(factor, trace) or place_of(factor, each.backward),
+                place=_count(factor, window.of(Kind.COUNT)) or _count(factor, trace.of(Kind.COUNT)) or place_of(factor, each.backward),
             )
 
 
-def _count(factor: Factor, trace: Trace) -> Place | None:
+def _count(factor: Factor, counts: tuple[Event, ...]) -> Place | None:
     """Where the inputs of this factor were counted, when the trace can tell."""
     counted = {
         event.place: event.weight.of(Quantity.INPUTS)[0]
-        for event in trace.of(Kind.COUNT)
+        for event in counts
         if event.weight is not None and event.weight.of(Quantity.INPUTS)
     }
     same = [place for place, each in counted.items() if factor.root and each.root == factor.root]

@@ -36,14 +36,14 @@ OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 def combine(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
     """The value of `left op right`."""
-    left, right = state.force(left), state.force(right)
+    left, right = _settled(state, state.force(left)), _settled(state, state.force(right))
     if isinstance(left, Known) and isinstance(right, Known):
         return _known(state, op, left, right, node)
     if isinstance(left, Items) or isinstance(right, Items):
         return _sequence(state, op, left, right, node)
     if op is ast.Mod and isinstance(right, Opaque):
         return _modulo(state, left, right, node)
-    if op in {ast.FloorDiv, ast.Mod, ast.Add, ast.Sub, ast.Mult} and not is_tensor(left) and not is_tensor(right):
+    if op in {ast.FloorDiv, ast.Mod, ast.Add, ast.Sub, ast.Mult} and not is_tensor(left) and (not is_tensor(right) or (op is ast.FloorDiv and _is_setting(right))):
         numbers = _numbers(state, op, left, right, node)
         if numbers is not None:
             return numbers
@@ -54,8 +54,20 @@ def combine(state: State, op: type[ast.operator], left: Value, right: Value, nod
     return state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right, attached=_attached(left, right))
 
 
+def _settled(state: State, value: Value) -> Value:
+    """The number of a value that was found to be K, whatever it was computed from."""
+    if isinstance(value, Opaque) and value.key in state.world.knowledge.accumulations and not value.forwards and not value.born:
+        return state.number(value) or value
+    return value
+
+
 def is_tensor(value: Value) -> bool:
     return isinstance(value, Opaque) and bool(value.forwards or value.born or value.weight is not None or value.attached)
+
+
+def _is_setting(value: Value) -> bool:
+    """A product of settings, the world size among them: `total // (micro * world_size)` is one number, not a tensor divided by W."""
+    return isinstance(value, Opaque) and not (value.forwards or value.born or value.attached or value.quantity is not None)
 
 
 def _attached(*values: Value) -> bool:
@@ -188,7 +200,7 @@ def _with(weight: Weight | None, factors: tuple[Factor, ...]) -> Weight | None:
 
 def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[Factor, ...]:
     """What multiplying (power 1) or dividing (power -1) by a value does to a weight."""
-    value = state.force(value)
+    value = _settled(state, state.force(value))
     place, text = state.recorder.place(node), state.recorder.text(node)
     if isinstance(value, Known):
         return (_number_factor(state, value, power, node, text, place),)

@@ -82,6 +82,8 @@ def _len(state: Calls, call: Call) -> Value:
             return state.unknown_call(call)
     if isinstance(value, Mapping):
         return Known(len(value.items))
+    if isinstance(value, Stream) and value.kind == "chunks" and isinstance(value.stop, Known):
+        return value.stop
     if isinstance(value, Stream) and value.kind == "chunks":
         return Known(state.world.k, frozenset({Root(("chunks", value.uid), text, "window")}))
     if isinstance(value, Opaque) and value.key[0] != "made" and (value.born or value.forwards or "data" in value.causes):

@@ -62,7 +62,10 @@ class Statements(State):
         origin: ast.AST = node.test
         if isinstance(test, Known) and test.origin is not None and not isinstance(node.test, (ast.Compare, ast.BoolOp)):
             origin = test.origin
-        self.recorder.guards.append(Guard(self.recorder.place(origin), self.recorder.text(origin), self._cause(test), holds))
+        cause = self._cause(test)
+        if cause == "counter" and self.index.holds(origin, ast.Mod):
+            cause = "gate"  # `i % 4 == 3`: K in place
+        self.recorder.guards.append(Guard(self.recorder.place(origin), self.recorder.text(origin), cause, holds))
         try:
             yield
         finally:
@@ -236,10 +239,23 @@ class Statements(State):
     def _exec_Nonlocal(self, node: ast.Nonlocal) -> None:
         self.frame.declared_nonlocal.update(node.names)
 
-    def _exec_Assert(self, node: ast.Assert) -> None:
-        """What is asserted holds: a loader that K divides has no tail."""
+    def _exec_Assert(self, node: ast.Assert) -> Signal | None:
+        """What is asserted holds: a loader that K divides has no tail. A K asserted to be 1 ends every world with another."""
         for test in node.test.values if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And) else [node.test]:
+            if self._forbids(test):
+                return Signal("raise")
             self._assume(test)
+        return None
+
+    def _forbids(self, test: ast.expr) -> bool:
+        """Whether an assertion compares K itself with a number in place that it is not."""
+        if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.comparators[0], ast.Constant)):
+            return False
+        number = self.number(self.eval(test.left))
+        if number is None or number.root is None or number.root.key not in self.world.knowledge.accumulations:
+            return False
+        holds = self.force(self.eval(test))
+        return isinstance(holds, Known) and not holds.value
 
     def _assume(self, test: ast.expr) -> None:
         if not (isinstance(test, ast.Compare) and isinstance(test.left, ast.BinOp) and isinstance(test.left.op, ast.Mod)):
@@ -550,7 +566,7 @@ class Statements(State):
     def _exec_Try(self, node: ast.Try) -> Signal | None:
         handlers = [handler for handler in node.handlers if self._swallows(handler)]
         kinds = self.index.kinds(node.body)
-        if handlers and kinds & {Kind.BACKWARD, Kind.STEP}:
+        if handlers and kinds & {Kind.BACKWARD, Kind.STEP} and not any(self.index.reaches_backward_in_loop(one) for one in node.body):
             self._note_exception(handlers[0], kinds)
         try:
             signal = self.block(node.body)

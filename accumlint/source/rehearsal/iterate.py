@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from accumlint.source.rehearsal.state import Leave, Signal, State
+from accumlint.source.rehearsal.state import Leave, Signal, State, unshifted
 from accumlint.source.rehearsal.values import (
     Instance,
     Items,
@@ -162,7 +162,7 @@ class Iteration(State):
             first = int(start.value) if start is not None else 0
             return Plan(MOST_TURNS, lambda at: Known(first + at), endless=True)
         if kind == "chunks":
-            return Plan(self.world.k, lambda at: self.datum(node, value.text, ("chunk", value.uid, at)), data=True, root=Root(("chunks", value.uid), value.text, "window"))
+            return self._plan_chunks(value, node)
         if kind == "parameters":
             return Plan(1, lambda at: self.element_of_parameters(value))
         if kind == "generator":
@@ -185,15 +185,31 @@ class Iteration(State):
     def _plan_range(self, value: Stream, node: ast.AST, bound: int | None) -> Plan:
         numbers = [None if part is None else self.number(part, role="bound") for part in (value.start, value.stop, value.step)]
         start = int(numbers[0].value) if numbers[0] is not None else 0
-        stop_root = numbers[1].root if numbers[1] is not None else None
+        stop_root = self._bounding(numbers[1]) if numbers[1] is not None else None
         if value.step is not None and (numbers[2] is None or numbers[2].roots):
             return self._plan_strides(value)
         step = int(numbers[2].value) if numbers[2] is not None and numbers[2].value else 1
         if numbers[1] is None or (value.start is not None and numbers[0] is None):
             count = bound if bound is not None else self.world.batches
-            return Plan(count, lambda at: Known(start + at * step), open=True, root=Root(key_of(value.stop), getattr(value.stop, "text", ""), "length") if value.stop is not None else None)
+            root = replace(unshifted(value.stop)[0], kind="length") if isinstance(value.stop, Opaque) else Root(key_of(value.stop), "", "length") if value.stop is not None else None
+            return Plan(count, lambda at: Known(start + at * step), open=True, root=root)
         count = max(0, len(range(start, int(numbers[1].value), step)))
         return Plan(count, lambda at: Known(start + at * step), open=stop_root is not None and stop_root.key not in self.world.knowledge.accumulations, root=stop_root)
+
+    def _bounding(self, stop: Known) -> Root | None:
+        """The open number that ends a range, also as `n + 1`."""
+        if stop.root is not None or len(stop.roots) != 1:
+            return stop.root
+        (root,) = stop.roots
+        number = self.world.number(root)
+        return root if number is not None and abs(stop.value - number) <= 1 else None
+
+    def _plan_chunks(self, value: Stream, node: ast.AST) -> Plan:
+        """`batch.chunk(n)`: as many pieces as it says; `batch.split(size)`: K of them."""
+        number = value.stop if isinstance(value.stop, Known) else None
+        count = self.world.k if number is None else min(int(number.value), MOST_TURNS)
+        root = number.root if number is not None and number.root is not None else Root(("chunks", value.uid), value.text, "window")
+        return Plan(count, lambda at: self.datum(node, value.text, ("chunk", value.uid, at)), data=True, root=root)
 
     def _plan_strides(self, value: Stream) -> Plan:
         """`range(0, size, micro)`: K pieces of one batch."""
@@ -201,7 +217,7 @@ class Iteration(State):
         for part, number in ((value.step, size), (value.stop, size * self.world.k)):
             if isinstance(part, Opaque):
                 self.touched.setdefault(part.key, str(number))
-        root = Root(("strides", value.uid), "range", "window")
+        root = Root(("strides", value.uid), value.text or "range", "window")
         return Plan(self.world.k, lambda at: Known(at * size, frozenset({root})), root=root, data=True)
 
     def _plan_enumerate(self, value: Stream, node: ast.AST) -> Plan:

@@ -16,6 +16,8 @@ from accumlint.trace import Kind
 class Loops(State):
     """Runs for and while loops."""
 
+    pieces: dict[int, str]
+
     def plan(self, value: Value, node: ast.AST, bound: int | None = None) -> Plan:
         raise NotImplementedError
 
@@ -76,7 +78,7 @@ class Loops(State):
         inner = self._is_outer(node)
         knowledge = self.world.knowledge
         root = plan.root
-        is_range = isinstance(source, Stream) and source.kind in {"range", "enumerate", "zip", "islice"}
+        is_range = isinstance(source, Stream) and source.kind in {"range", "enumerate", "zip", "islice", "chunks"}
         if inner:
             return min(plan.count, OUTER_TURNS) if plan.open or plan.endless or root is not None else min(plan.count, 4)
         if Kind.BACKWARD in kinds and Kind.STEP not in kinds and root is not None and root.kind == "length" and root.key not in knowledge.proven:
@@ -97,6 +99,8 @@ class Loops(State):
     def _turn_all(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int) -> Signal | None:
         endless = plan.endless or count < plan.count
         micro_loop = self._is_micro_loop(node, plan)
+        if plan.root is not None and plan.root.key[0] in {"chunks", "strides"} and Kind.STEP not in self.index.kinds(node.body):
+            self.pieces[node.lineno] = plan.root.text
         for at in range(count):
             turn = OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless)
             self.recorder.turns.append(turn)

@@ -61,6 +61,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         self.backpropagated: set[int] = set()
         self.parents: dict[int, set[int]] = {}  # which modules a module is part of, by uid
         self.wrappers: dict[int, Thing] = {}  # the wrapper around a module, by the module's uid
+        self.pieces: dict[int, str] = {}  # what the loops over the pieces of one batch go over, by line
         self.frozen: set[int] = set()  # modules whose parameters take no gradient now
 
     @staticmethod

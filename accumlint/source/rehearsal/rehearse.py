@@ -210,9 +210,15 @@ def split_by_loop(events: list[Event]) -> list[tuple[Event, ...]]:
 
 def _renumbered(events: list[Event]) -> tuple[Event, ...]:
     number = {event.index: at for at, event in enumerate(events)}
-    return tuple(
-        replace(event, index=number[event.index], forwards=tuple(number[one] for one in event.forwards if one in number)) for event in events
-    )
+    trained = dict.fromkeys(event.micro_batch for event in events if event.kind in {Kind.FORWARD, Kind.BACKWARD})
+    order = {micro_batch: at for at, micro_batch in enumerate(sorted(trained), start=1)}
+    found: list[Event] = []
+    current = 0
+    for event in events:
+        current = order.get(event.micro_batch, current)
+        forwards = tuple(number[one] for one in event.forwards if one in number)
+        found.append(replace(event, index=number[event.index], forwards=forwards, micro_batch=current))
+    return tuple(found)
 
 
 def _accumulation(machine: Machine, events: tuple[Event, ...]) -> Accumulation | None:
@@ -224,7 +230,9 @@ def _accumulation(machine: Machine, events: tuple[Event, ...]) -> Accumulation |
                 return Accumulation(factor.root, machine.world.k, factor.place)
     for root in known.values():
         return Accumulation(root.text, machine.world.k)
-    return None
+    first = next((event for event in events if event.kind is Kind.BACKWARD and event.turns), None)
+    pieces = machine.pieces.get(first.turns[-1].line) if first is not None else None
+    return Accumulation(f"len({pieces})", machine.world.k) if pieces else None
 
 
 def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation | None) -> bool:

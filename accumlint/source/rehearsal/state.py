@@ -28,6 +28,7 @@ from accumlint.source.rehearsal.values import (
 )
 from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps, World
 from accumlint.trace import Kind
+from accumlint.weight import Quantity
 
 DEEPEST_CALL = 14
 SAMPLES = 4  # items of a list that are looked into
@@ -114,6 +115,20 @@ def _flat(parts: tuple[Value | None, ...]) -> Iterator[Value | None]:
             yield from part.items[:SAMPLES]
         else:
             yield part
+
+
+def unshifted(value: Opaque) -> tuple[Root, int]:
+    """The open number of `n + 1`: n, and what is added to it."""
+    kind, *parts = value.key
+    if kind in {"Add", "Sub"} and len(parts) == 2 and parts[1][0] == "known" and parts[1][1].isdigit():
+        number = int(parts[1][1])
+        return Root(parts[0], value.text.rsplit("+" if kind == "Add" else "-", 1)[0].strip(" (")), number if kind == "Add" else -number
+    return Root(value.key, value.text), 0
+
+
+def _counts_data(value: Opaque) -> bool:
+    """Whether a value holds more than settings and the number of ranks."""
+    return value.weight is not None and any(factor.quantity not in {Quantity.WORLD, Quantity.CONSTANT} for factor in value.weight.factors)
 
 
 class State:
@@ -248,11 +263,11 @@ class State:
             return value if isinstance(value.value, (int, float)) else None
         if not isinstance(value, Opaque) or value.forwards or value.born or value.quantity is not None:
             return None
-        root = Root(value.key, value.text)
-        if role and root.key not in self.world.knowledge.accumulations and self.world.knowledge.is_accumulation_name(value.text):
+        root, offset = unshifted(value)
+        if role and root.key not in self.world.knowledge.accumulations and self.world.knowledge.is_accumulation_name(root.text):
             self.world.knowledge.accumulations[root.key] = root
         chosen = self.world.number(root)
-        return None if chosen is None else Known(chosen, frozenset({root}), root)
+        return None if chosen is None else Known(chosen + offset, frozenset({root}), None if offset else root)
 
     def rooted(self, value: int, root: Root) -> Known:
         """A named constant: open, so K's value where it turns out to be K."""
@@ -266,7 +281,7 @@ class State:
         if not self.world.knowledge.is_accumulation_name(name):
             return
         root = value.root if isinstance(value, Known) else None
-        if isinstance(value, Opaque) and not (value.forwards or value.born or value.causes or value.weight or value.path or value.actor or value.name in self.index.functions):
+        if isinstance(value, Opaque) and not (value.forwards or value.born or value.causes or _counts_data(value) or value.path or value.actor or value.name in self.index.functions):
             root = Root(value.key, value.text or name)
         if root is not None and root.kind in {"setting", "constant"} and root.key not in self.world.knowledge.lengths:
             self.world.knowledge.learn_accumulation(root)

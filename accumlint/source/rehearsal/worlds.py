@@ -64,6 +64,8 @@ class Knowledge:
             raise Restart(root.text)
 
     def is_accumulation_name(self, text: str) -> bool:
+        if " + " in text or " - " in text:
+            return False  # a number beside K is not K
         last = text.rstrip("()]'\"").rsplit(".", 1)[-1].rsplit("[", 1)[-1].strip("'\"")
         return bool(ACCUMULATION_NAME.search(last)) or last in self.named
 

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from accumlint.source.rehearsal.arithmetic import combine
-from accumlint.source.rehearsal.values import Items, Known, Mapping, Opaque, Partial, Stream, Value
+from accumlint.source.rehearsal.values import Function, Items, Known, Mapping, Opaque, Partial, Stream, Value
 from accumlint.source.vocabulary.base import Handler
 
 if TYPE_CHECKING:
@@ -41,7 +41,14 @@ def chain(state: Machine, call: Call) -> Value | None:
 def partial(state: Machine, call: Call) -> Value | None:
     if not call.args:
         return None
-    return Partial(state.force(call.args[0]), tuple(call.args[1:]), dict(call.keywords))
+    function = state.force(call.args[0])
+    names: list[str] = []
+    if isinstance(function, Function):
+        names = [argument.arg for argument in function.node.args.posonlyargs + function.node.args.args][function.bound is not None :]
+    names += [""] * len(call.args)
+    literals = {keyword.arg: keyword.value for keyword in call.node.keywords}
+    given = tuple(state.named_constant(name, node, value) for name, node, value in zip(names, call.node.args[1:], call.args[1:]))
+    return Partial(function, given, {name: state.named_constant(name, literals.get(name), value) for name, value in call.keywords.items()})
 
 
 def repeat(state: Machine, call: Call) -> Value | None:

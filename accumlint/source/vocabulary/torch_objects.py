@@ -210,9 +210,17 @@ def filtered(state: Machine, call: Call) -> Value | None:
     return found if isinstance(found, Stream) else None
 
 
+def checkpointed(state: Machine, call: Call) -> Value | None:
+    """`checkpoint(function, *inputs)`: calls the function, and again in the backward."""
+    if not call.path.endswith(("checkpoint.checkpoint", "checkpointing.checkpoint")) or not call.args:
+        return None
+    known = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
+    return state.call_value(call.args[0], call.args[1:], call.node, {name: value for name, value in call.keywords.items() if name not in known})
+
+
 FUNCTIONS: dict[str, Handler] = {
     "DataLoader": data_loader, "compile": unwrapped, "DataParallel": unwrapped, "convert_sync_batchnorm": unwrapped, "SyncBatchNorm": module,
-    "filter": filtered,
+    "filter": filtered, "checkpoint": checkpointed,
 }  # fmt: skip
 METHODS: dict[str, Handler] = {
     "parameters": parameters, "named_parameters": parameters, "master_params": parameters, "to": same_object, "cuda": same_object,

@@ -167,7 +167,9 @@ def chunks(state: Machine, call: Call) -> Value | None:
     value = _operand(state, call)
     if value is None or value.forwards or not (value.born or "data" in value.causes or call.path.startswith("torch.")):
         return None
-    return Stream("chunks", (value,), text=state.recorder.text(call.node))
+    pieces = call.argument(1 if value is not call.receiver else 0, "chunks", "sections") if call.name in {"chunk", "tensor_split"} else None
+    number = state.number(pieces, role="bound") if pieces is not None else None
+    return Stream("chunks", (value,), stop=number if number is not None and isinstance(number.value, int) else None, text=state.recorder.text(call.node))
 
 
 def made_tensor(state: Machine, call: Call) -> Value | None:
@@ -287,12 +289,12 @@ def _derived(state: Machine, value: Opaque, call: Call) -> Opaque:
 FUNCTIONS: dict[str, Handler] = {
     **dict.fromkeys(LOSS_FUNCTIONS, loss),
     **dict.fromkeys(MAKERS, made_tensor),
-    "mean": mean, "sum": total, "split": chunks, "chunk": chunks, "tensor": wrapped_number, "as_tensor": wrapped_number, "stack": joined,
+    "mean": mean, "sum": total, "split": chunks, "chunk": chunks, "tensor_split": chunks, "tensor": wrapped_number, "as_tensor": wrapped_number, "stack": joined,
     "cat": joined, "clamp": clamp, "numel": size, "FloatTensor": wrapped_number, "LongTensor": wrapped_number,
 }  # fmt: skip
 METHODS: dict[str, Handler] = {
     "mean": mean, "sum": total, "numel": size, "nelement": size, "size": size, "detach": detached, "item": detached, "tolist": detached,
-    "detach_": detached, "numpy": detached, "clamp": clamp, "clamp_min": clamp, "clamp_": clamp, "clip": clamp, "split": chunks, "chunk": chunks, "mul": scaled_by,
+    "detach_": detached, "numpy": detached, "clamp": clamp, "clamp_min": clamp, "clamp_": clamp, "clip": clamp, "split": chunks, "chunk": chunks, "tensor_split": chunks, "mul": scaled_by,
     "mul_": scaled_by, "div": scaled_by, "div_": scaled_by, "count_nonzero": total, "new_zeros": new_like, "new_tensor": new_like,
 }  # fmt: skip
 
