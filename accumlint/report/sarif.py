@@ -135,7 +135,7 @@ def _artifact(path: str, root: Path) -> dict[str, str]:
     known = relative(path, root)
     if os.path.isabs(known):
         return {"uri": Path(known).as_uri()}
-    return {"uri": quote(known.replace(os.sep, "/", errors="surrogateescape")), "uriBaseId": BASE}
+    return {"uri": quote(known.replace(os.sep, "/"), errors="surrogateescape"), "uriBaseId": BASE}
 
 
 def _region(place: Place) -> dict[str, int]:

@@ -427,7 +427,7 @@ class Expressions(State):
             return self.boolean((left.value == right.value) is positive)
         if isinstance(right, Known) and right.value is None:
             if isinstance(left, Opaque):
-                if left.name == "grad" or left.forwards or left.born or actor_of(left) is not None:
+                if left.name == "grad" or left.forwards or left.born or actor_of(left) is not None or _is_moved(left):
                     return self.boolean(not positive)
                 base = self.opaque(("none", left.key), f"{left.text} is None", left)
                 return base if positive else self.opaque(("not", base.key), f"{left.text} is not None", left, negated=base)
@@ -587,6 +587,11 @@ class Expressions(State):
             known = receiver.attributes.get(name) if isinstance(receiver, Thing) else None
             return known if known is not None else Method(receiver, name)
         return self.attribute(receiver, name, node)
+
+
+def _is_moved(value: Opaque) -> bool:
+    """Whether a value is the result of a tensor's own method (`x.cuda()`), which is never None."""
+    return value.key[0] == "call" and value.name in {"cuda", "to", "cpu", "float", "long", "half", "contiguous", "pin_memory"}
 
 
 def bind(function: Function, receiver: Value) -> Function:
