@@ -47,6 +47,7 @@ class Factor:
     implicit: bool = False
     guarded: bool = False
     root: str = ""  # the setting that the number comes from, to tell two settings apart
+    uneven: bool = False  # a count of what a mask or a filter leaves, so that it differs between micro-batches
 
 
 @dataclass(frozen=True, slots=True)

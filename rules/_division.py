@@ -133,11 +133,20 @@ def varies(trace: Trace, weight: Weight) -> Evidence | None:
 
     Targets that are set to the ignored index change the n of a loss function that ignores them, not that of a plain `.mean()`.
     """
-    found = trace.fact("varying-units")
+    found = uneven(trace, weight)
     if found is not None:
         return found
     ignores = any(factor.implicit and factor.root in IGNORING for factor in weight.of(Quantity.UNITS))
     return trace.fact("ignored-targets") if ignores else None
+
+
+def uneven(trace: Trace, weight: Weight) -> Evidence | None:
+    """What says that the numbers of targets differ: the count that divides is of a selection, or the data varies in length."""
+    counts = weight.of(Quantity.UNITS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS)
+    selected = next((factor for factor in counts if factor.uneven and factor.place is not None), None)
+    if selected is not None and selected.place is not None:
+        return Evidence(selected.place, f"`{selected.text}` counts the targets that are left")
+    return trace.fact("varying-units")
 
 
 def divides_once(contribution: Contribution) -> Factor | None:

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Normalised, averages, confidence, place_of, stepping, written
+from accumlint.rules._division import Normalised, averages, confidence, place_of, stepping, uneven, written
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -48,14 +48,14 @@ from accumlint.weight import Quantity
 
 @rule("ACC204", "local-denominator", Severity.ERROR, measured="coefficients equal within a rank, different between ranks")
 def check(trace: Trace) -> Iterator[Finding]:
-    if trace.fact("varying-units") is None and trace.fact("ignored-targets") is None:
-        return
     for window, contributions in stepping(trace):
         if not averages(trace, window):
             continue
         for each in contributions:
             by_own = written(each.weight, Quantity.WINDOW_UNITS)
             if each.normalised is not Normalised.LOCAL_WINDOW or not by_own:
+                continue
+            if uneven(trace, each.weight) is None and trace.fact("ignored-targets") is None:
                 continue
             factor = by_own[-1]
             yield at(

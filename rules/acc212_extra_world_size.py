@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, averages, place_of, stepping
+from accumlint.rules._division import Contribution, Normalised, averages, place_of, stepping, uneven
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -73,7 +73,7 @@ def _surplus(trace: Trace, contribution: Contribution) -> Factor | None:
         case Normalised.MICRO_BATCH:
             wrong = True
         case Normalised.LOCAL_WINDOW:
-            wrong = trace.fact("varying-units") is None and trace.fact("ignored-targets") is None  # otherwise the count that was not summed is the mistake
+            wrong = uneven(trace, weight) is None and trace.fact("ignored-targets") is None  # otherwise the count that was not summed is the mistake
         case Normalised.GLOBAL_WINDOW:
             wrong = power != 1
         case _:

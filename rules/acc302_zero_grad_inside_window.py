@@ -54,6 +54,7 @@ from accumlint.weight import Quantity
 
 CODE = "ACC302"
 COPIED = "copied"  # the gradients were read into something else first
+CLOSURE = "closure"  # the step's own closure begins its evaluation anew
 
 
 @rule(CODE, "zero-grad-inside-window", Severity.ERROR, measured="gradients cleared between their backward and the step")
@@ -76,7 +77,7 @@ def _clearings(view: Boundaries, window: Window) -> Iterator[Event]:
     for event in window.of(Kind.ZERO):
         if window.step is None or event.index > window.step.index:
             return
-        if {GATED, COPIED} & event.options or any(guard.cause == "data" for guard in event.guards):
+        if {GATED, COPIED, CLOSURE} & event.options or any(guard.cause == "data" for guard in event.guards):
             continue
         if view.acts_on(event, window.optimizer):
             yield event

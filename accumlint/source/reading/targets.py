@@ -3,42 +3,77 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-IGNORED = 100
+IGNORED = -100
 WRITERS = frozenset({"masked_fill", "masked_fill_", "where", "full", "full_like", "fill_", "new_full", "pad", "index_fill_", "extend", "append"})
+LABELS = re.compile(r"label|target|tgt", re.IGNORECASE)
 
 
 def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every place where -100, or the constant named as `ignore_index`, is written into something."""
-    names = _ignored_names(tree)
+    """Every place where the index that a loss ignores is written into something.
+
+    It is -100, what is given as `ignore_index=`, or a name that was made from one of them.
+    """
+    ignored = _ignored(tree)
     written = _written(tree)
+    passed = {part.id for node in ast.walk(tree) if isinstance(node, ast.Call) for part in (*node.args, *(one.value for one in node.keywords)) if isinstance(part, ast.Name)}
     for node in ast.walk(tree):
-        if id(node) in written and (_is_minus_100(node) or (isinstance(node, ast.Name) and node.id in names)):
+        if id(node) in written and _spelled(node) in ignored:
             yield node
         elif isinstance(node, ast.Call) and _name(node.func) == "pad_sequence":
-            padding = next((keyword.value for keyword in node.keywords if keyword.arg == "padding_value"), None)
-            if padding is not None and (_is_minus_100(padding) or (isinstance(padding, ast.Name) and padding.id in names)):
+            padding = next((keyword.value for keyword in node.keywords if keyword.arg == "padding_value"), node.args[2] if len(node.args) > 2 else None)
+            if (_spelled(padding) if padding is not None else "0") in ignored:
                 yield node
+        elif isinstance(node, ast.keyword) and node.arg in {"label_pad_token_id", "pad_token_label_id"} and _spelled(node.value) in ignored:
+            yield node.value
+        elif isinstance(node, ast.Assign) and _is_ignore_index(node.value) and any(isinstance(target, ast.Name) and target.id in passed for target in node.targets):
+            yield node  # `pad_label = CrossEntropyLoss().ignore_index`, handed to what makes the labels
+        elif isinstance(node, ast.Assign) and _masks_with_minus_one(node):
+            yield node
 
 
-def _is_minus_100(node: ast.AST) -> bool:
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant) and node.operand.value == IGNORED
+def _spelled(node: ast.AST) -> str:
+    """An index as the source spells it: a number, a name or a dotted name; "" for anything else."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return str(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant) and type(node.operand.value) is int:
+        return str(-node.operand.value)
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_spelled(node.value)}.{node.attr}"
+    return ""
+
+
+def _is_ignore_index(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "ignore_index"
+
+
+def _masks_with_minus_one(node: ast.Assign) -> bool:
+    """`targets[mask == 0] = -1`, `labels[i, n:] = -1`: a class that no loss takes, so one that it ignores."""
+    if _spelled(node.value) != "-1" or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
+        return False
+    target = node.targets[0]
+    masks = any("mask" in (_name(part)) for part in ast.walk(target.slice))
+    tail = any(isinstance(part, ast.Slice) and part.lower is not None and not isinstance(part.lower, ast.Constant) for part in ast.walk(target.slice))
+    return bool(LABELS.search(_name(target.value))) and (masks or tail)
 
 
 def _name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _ignored_names(tree: ast.Module) -> set[str]:
-    """Names bound to -100, and names given as `ignore_index=`."""
-    names: set[str] = set()
+def _ignored(tree: ast.Module) -> set[str]:
+    """The spellings of the ignored index: -100, what is given as `ignore_index=`, names bound to -100 or to a loss's own index."""
+    found = {str(IGNORED)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and _is_minus_100(node.value):
-            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.keyword) and node.arg == "ignore_index" and isinstance(node.value, ast.Name):
-            names.add(node.value.id)
-    return names
+        if isinstance(node, ast.Assign) and (_spelled(node.value) == str(IGNORED) or _is_ignore_index(node.value)):
+            found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.keyword) and node.arg == "ignore_index":
+            found.add(_spelled(node.value))
+    return found - {""}
 
 
 def _written(tree: ast.Module) -> set[int]:

@@ -220,12 +220,12 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
             return (Factor(Quantity.WORLD, power, None, text, place),)
         if value.quantity is not None:
             return (Factor(value.quantity, power, None, text, place, guarded=value.guarded),)
-    return (Factor(Quantity.UNKNOWN, power, None, text, place),)
+    fixed = isinstance(value, Opaque) and not (value.causes or value.gates or value.path or is_tensor(value))
+    return (Factor(Quantity.UNKNOWN, power, None, text, place, root="setting" if fixed else ""),)
 
 
 def _note_selection(state: State, value: Opaque, node: ast.AST) -> None:
-    """Dividing by a count of selected targets says that their number varies, and may say that it can be zero."""
-    state.recorder.fact("varying-units", node, f"`{state.recorder.text(node)}` counts the targets that are left")
+    """Dividing by a count of selected targets may say that it can be zero."""
     if "filtered" in value.causes and not value.guarded and not state.index.keeps_a_target:
         state.recorder.fact("may-lose-targets", node)
 
@@ -279,7 +279,15 @@ def _count_sum(state: State, counts: list[Opaque], left: Value, right: Value, no
         quantity = Quantity.INPUTS
     text = state.recorder.text(node)
     guarded = any(count.guarded for count in counts)
-    return quantity, Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts)),))
+    uneven = any(is_uneven(count) for count in counts)
+    return quantity, Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts), uneven=uneven),))
+
+
+def is_uneven(value: Value) -> bool:
+    """Whether a count is of what a comparison of data selects."""
+    if not isinstance(value, Opaque):
+        return False
+    return "compared" in value.causes or (value.weight is not None and any(factor.uneven for factor in value.weight.factors))
 
 
 def root_of(*counts: Value) -> str:
@@ -307,7 +315,8 @@ def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Val
     made.forwards = frozenset()
     made.attached = False
     root = root_of(*parts) or f"{text}:{getattr(node, 'lineno', 0)}"
-    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root),))
+    uneven = any(is_uneven(part) for part in parts)
+    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root, uneven=uneven),))
     made.born = frozenset()
     return made
 

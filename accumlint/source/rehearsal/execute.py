@@ -10,7 +10,7 @@ from typing import Any
 
 from accumlint.source.reading.index import terminal
 from accumlint.source.rehearsal.arithmetic import combine
-from accumlint.source.rehearsal.state import BREAK, CONTINUE, Leave, Signal, State
+from accumlint.source.rehearsal.state import BREAK, CONTINUE, Frame, Leave, Signal, State
 from accumlint.source.rehearsal.values import (
     NONE,
     Class,
@@ -495,13 +495,22 @@ class Statements(State):
             otherwise = second[place][2] if place in second else old
             if then is None or otherwise is None:
                 self.write(store, key, then or otherwise or NONE)
-            elif test.causes & set(PERSONAL) and self._is_loss(then) is not self._is_loss(otherwise) and key not in {"_"}:
+            elif test.causes & set(PERSONAL) and self._is_variable(store) and self._is_loss(then) is not self._is_loss(otherwise) and key not in {"_"}:
                 self._note_lost_graph(test, then, otherwise)
                 self.write(store, key, then if self._is_loss(then) else otherwise)
             elif then is otherwise or _same(then, otherwise):
                 self.write(store, key, then)
             else:
                 self.write(store, key, Phi(test, then, otherwise))
+
+    def _is_variable(self, store: dict[Any, Value]) -> bool:
+        """Whether names are kept here: entries of a dict of losses or metrics are not what is backpropagated."""
+        frame: Frame | None = self.frame
+        while frame is not None:
+            if frame.names is store:
+                return True
+            frame = frame.parent
+        return False
 
     @staticmethod
     def _is_loss(value: Value) -> bool:

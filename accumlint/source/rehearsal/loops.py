@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
+from accumlint.source.reading.index import terminal
 from accumlint.source.rehearsal.iterate import MOST_TURNS, STOP, Plan
+from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.state import BREAK, Leave, Signal, State
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Root, Stream, Value, key_of
@@ -107,7 +109,7 @@ class Loops(State):
             try:
                 if micro_loop:
                     self.recorder.new_data()
-                self.assign(node.target, plan.item(at))
+                self.assign(node.target, self._counted(node.target, plan.item(at), at))
                 signal = self.block(node.body)
             finally:
                 self.recorder.turns.pop()
@@ -117,6 +119,13 @@ class Loops(State):
                 if signal.kind in {"return", "raise"}:
                     return signal
         return None
+
+    def _counted(self, target: ast.expr, item: Value, at: int) -> Value:
+        """`for step, batch in progress`: an unknown iterable that gives a counter beside its data was enumerated."""
+        if not isinstance(target, ast.Tuple) or len(target.elts) != 2 or terminal(target.elts[0]) not in COUNTER_NAMES:
+            return item
+        item = self.force(item)
+        return Items([Known(at), item], "tuple") if isinstance(item, Opaque) and item.born else item
 
     def _is_micro_loop(self, node: ast.For | ast.AsyncFor, plan: Plan) -> bool:
         """Whether each turn is a micro-batch whatever data it takes; passes over one batch that use their number are not."""

@@ -57,6 +57,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         self.models: dict[int, Value] = {}
         self.hooks: list[Value] = []
         self.in_hook = False
+        self.in_closure = False  # `optimizer.step(closure)` runs its closure now
         self.engines: list[str] = []
         self.backpropagated: set[int] = set()
         self.parents: dict[int, set[int]] = {}  # which modules a module is part of, by uid

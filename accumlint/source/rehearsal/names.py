@@ -1,4 +1,4 @@
-"""Names that Python itself provides."""
+"""Names that Python itself provides, and those that tell a counter."""
 
 from __future__ import annotations
 
@@ -9,4 +9,8 @@ BUILTINS = frozenset(
         "sum", "super", "tuple", "type", "zip", "divmod", "callable", "vars", "id", "repr", "slice", "staticmethod", "classmethod", "property",
         "Exception", "ValueError", "RuntimeError", "StopIteration", "KeyError", "TypeError", "NotImplementedError", "AssertionError",
     }
+)  # fmt: skip
+
+COUNTER_NAMES = frozenset(
+    {"i", "it", "idx", "iter", "iteration", "step", "batch_idx", "batch_i", "n_iter", "iter_num", "global_step", "i_batch", "batch_index", "iters", "ni", "step_idx"}
 )  # fmt: skip

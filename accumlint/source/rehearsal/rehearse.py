@@ -15,6 +15,7 @@ from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.evidence import gather
 from accumlint.source.rehearsal.machine import Machine
+from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn, Recorder
 from accumlint.source.rehearsal.state import Leave
 from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Value
@@ -24,9 +25,6 @@ from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
 MOST_RESTARTS = 12
-COUNTER_NAMES = frozenset(
-    {"i", "it", "idx", "iter", "iteration", "step", "batch_idx", "batch_i", "n_iter", "iter_num", "global_step", "i_batch", "batch_index", "iters", "ni", "step_idx"}
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -211,9 +209,9 @@ def split_by_loop(events: list[Event]) -> list[tuple[Event, ...]]:
 def _renumbered(events: list[Event]) -> tuple[Event, ...]:
     number = {event.index: at for at, event in enumerate(events)}
     trained = dict.fromkeys(event.micro_batch for event in events if event.kind in {Kind.FORWARD, Kind.BACKWARD})
-    order = {micro_batch: at for at, micro_batch in enumerate(sorted(trained), start=1)}
+    order = {micro_batch: at for at, micro_batch in enumerate(sorted(trained), start=0)}
     found: list[Event] = []
-    current = 0
+    current = -1
     for event in events:
         current = order.get(event.micro_batch, current)
         forwards = tuple(number[one] for one in event.forwards if one in number)

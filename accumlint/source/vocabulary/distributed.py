@@ -214,7 +214,7 @@ FUNCTIONS: dict[str, Handler] = {
     "all_gather_object": gathered, "broadcast": broadcast, "broadcast_object_list": broadcast, "get_rank": rank, "get_world_size": world_size,
     "time": clock, "perf_counter": clock, "monotonic": clock, "memory_allocated": memory, "memory_reserved": memory, "max_memory_allocated": memory,
     "all_reduce_gradients": manual_reduction, "average_gradients": manual_reduction, "reduce_gradients": manual_reduction,
-    "all_reduce_and_rescale_tensors": manual_reduction, "tqdm": same_iterable, "trange": same_iterable, "no_sync": no_sync, "synchronize_gradients": manual_reduction,
+    "all_reduce_and_rescale_tensors": manual_reduction, "tqdm": same_iterable, "TQDM": same_iterable, "trange": same_iterable, "no_sync": no_sync, "synchronize_gradients": manual_reduction,
 }  # fmt: skip
 METHODS: dict[str, Handler] = {
     "register_comm_hook": comm_hook, "set_gradient_divide_factor": divide_factor, "set_reduce_scatter_divide_factor": divide_factor,

@@ -100,6 +100,8 @@ def total(state: Machine, call: Call) -> Value | None:
     if value.forwards:
         made = _derived(state, value, call)
         made.weight, made.reduced, made.attached = value.weight or Weight(), not _has_dimension(call), True
+        if any(factor.implicit and factor.root == "model" for factor in made.weight.factors):
+            made.weight = replace(made.weight, known=False)  # summed, so the model gave a vector and no mean
         made.causes |= {"loss"}
         return made
     if value.quantity is not None:

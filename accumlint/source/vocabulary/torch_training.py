@@ -117,7 +117,11 @@ def _closure(state: Machine, value: Value) -> None:
 
     value = state.force(value)
     if isinstance(value, Function):
-        state.call_value(value, [])
+        outer, state.in_closure = state.in_closure, True
+        try:
+            state.call_value(value, [])
+        finally:
+            state.in_closure = outer
 
 
 def _stepping_role(state: Machine, owner: Value, call: Call) -> Role | None:
@@ -142,7 +146,8 @@ def zero_grad(state: Machine, call: Call) -> Value | None:
         state.recorder.emit(Kind.ZERO, call.node, targets=state.optimizers_of(owner), options=frozenset({"model"}))
         return NONE
     actor = as_actor(state, owner, Role.OPTIMIZER) if role is Role.OPTIMIZER or not isinstance(owner, (Items, Known)) else None
-    state.recorder.emit(Kind.ZERO, call.node, targets=(actor,) if actor is not None and actor.role is Role.OPTIMIZER else ())
+    options = frozenset({"closure"}) if state.in_closure else frozenset()
+    state.recorder.emit(Kind.ZERO, call.node, targets=(actor,) if actor is not None and actor.role is Role.OPTIMIZER else (), options=options)
     return NONE
 
 
@@ -263,7 +268,8 @@ def amp_initialize(state: Machine, call: Call) -> Value | None:
     """apex: `model, optimizer = amp.initialize(model, optimizer)`: the same objects."""
     if not call.path.endswith("amp.initialize") or not call.args:
         return None
-    return Items(list(call.args[:2]), "tuple") if len(call.args) > 1 or "optimizers" in call.keywords else call.args[0]
+    optimizers = call.argument(1, "optimizers")
+    return call.args[0] if optimizers is None else Items([call.args[0], optimizers], "tuple")
 
 
 def save(state: Machine, call: Call) -> Value | None:
