@@ -20,7 +20,7 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
     written = _written(tree)
     passed = {part.id for node in ast.walk(tree) if isinstance(node, ast.Call) for part in (*node.args, *(one.value for one in node.keywords)) if isinstance(part, ast.Name)}
     for node in ast.walk(tree):
-        if id(node) in written and _spelled(node) in ignored:
+        if id(node) in written and _spelled(node) in ignored and not _spelled(node).isdigit():  # a zero is written for many reasons
             yield node
         elif isinstance(node, ast.Call) and _name(node.func) == "pad_sequence":
             padding = next((keyword.value for keyword in node.keywords if keyword.arg == "padding_value"), node.args[2] if len(node.args) > 2 else None)
@@ -88,6 +88,6 @@ def _written(tree: ast.Module) -> set[int]:
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
             values = [node.left]
         elif isinstance(node, ast.IfExp):
-            values = [node.body, node.orelse]
+            values = [one for one in (node.body, node.orelse) if _spelled(one) != "-1"]
         written.update(id(part) for value in values for part in ast.walk(value) if not isinstance(part, ast.Compare))
     return written

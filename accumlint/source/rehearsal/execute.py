@@ -208,7 +208,7 @@ class Statements(State):
         if not (isinstance(target, ast.Name) and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)):
             return
         if isinstance(value.left, ast.Name) and value.left.id == target.id:
-            self.retained_sum(node, NONE, self.eval(value.right), NONE)
+            self.retained_sum(node, self.eval(value.left), self.eval(value.right), NONE)
 
     def retained_sum(self, node: ast.AST, current: Value, value: Value, result: Value) -> None:
         """A loss with its graph added to a running sum."""
@@ -389,6 +389,8 @@ class Statements(State):
             returns = "return" in leaves | other_leaves and self.index.once("returns", node, lambda _: _returns_value(node))
             if "raise" not in leaves | other_leaves and leaves and Kind.BACKWARD in kinds:
                 prefers = True
+            if ("raise" in leaves) is not ("raise" in other_leaves):
+                prefers = "raise" in other_leaves
             holds = self.truth(test, prefers, flips=bool(kinds or other) or returns, weight=len(kinds | other))
         elif kinds or other:
             holds = self.truth(test, len(kinds) >= len(other), weight=len(kinds | other))

@@ -366,7 +366,9 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         return True
 
     def retained_sum(self, node: ast.AST, current: Value, value: Value, result: Value) -> None:
-        value = self.force(value)
+        value, current = self.force(value), self.force(current)
+        if not (isinstance(current, Opaque) and any(not self.recorder.is_in_turn(self.recorder.events[one]) for one in current.forwards)):
+            return  # a sum of this turn alone, so far
         if isinstance(value, Opaque) and value.attached and value.forwards and value.weight is not None and not value.forwards <= self.backpropagated:
             self.recorder.emit(Kind.RETAIN, node, forwards=tuple(sorted(value.forwards)))
 

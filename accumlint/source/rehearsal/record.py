@@ -93,6 +93,11 @@ class Recorder:
             return self.micro_batches
         return self.new_data()
 
+    def is_in_turn(self, event: Event) -> bool:
+        """Whether an event happened in the turns that are open now, rather than in earlier ones."""
+        now = self.turns[: len(event.turns)]
+        return len(now) == len(event.turns) and all((one.line, one.index, one.entry) == (turn.line, turn.index, turn.entry) for one, turn in zip(now, event.turns))
+
     def emit(self, kind: Kind, node: ast.AST, **fields: Any) -> Event:
         event = Event(
             index=len(self.events),

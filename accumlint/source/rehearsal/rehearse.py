@@ -160,9 +160,9 @@ class Rehearsal:
 
     def _given(self, machine: Machine, function: Function, name: str, kept: dict[str, Value]) -> Value:
         """A parameter of a driven function: an object that is used by its attributes stays, the rest is new data each time."""
-        if not self.index.usage.get(name) or DATA_NAME.search(name):
-            return machine.datum(function.node, name)
-        return kept.setdefault(name, machine.parameter(function, name))
+        if name in self.index.once("flags", function.node, _flags) or (self.index.usage.get(name) and not DATA_NAME.search(name)):
+            return kept.setdefault(name, machine.parameter(function, name))
+        return machine.datum(function.node, name)
 
     def _traces_of(self, machine: Machine, settings: tuple[tuple[str, str], ...]) -> Iterator[Trace]:
         alone = any(RANKS.search(text) for text, _ in settings)
@@ -183,6 +183,25 @@ class Rehearsal:
                 path=self.path, place=Place(self.path, line), function=self.function, events=events, accumulation=accumulation,
                 settings=settings, facts=own, judges_tail=not driven, limits=tuple(dict.fromkeys(machine.limits)),
             )  # fmt: skip
+
+
+def _flags(function: ast.AST) -> frozenset[str]:
+    """The names that a function asks for their truth, or compares with a constant: settings of the call, not its data."""
+    found: set[str] = set()
+    pending: list[ast.expr] = [part.test for part in ast.walk(function) if isinstance(part, (ast.If, ast.IfExp, ast.Assert))]
+    while pending:
+        test = pending.pop()
+        if isinstance(test, ast.Name):
+            found.add(test.id)
+        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            pending.append(test.operand)
+        elif isinstance(test, ast.BoolOp):
+            pending.extend(test.values)
+        elif isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and not isinstance(test.ops[0], (ast.Is, ast.IsNot)):
+            plain = all(isinstance(part, ast.Constant) for part in test.comparators)
+            if plain and not DATA_NAME.search(test.left.id):
+                found.add(test.left.id)
+    return frozenset(found)
 
 
 def split_by_loop(events: list[Event]) -> list[tuple[Event, ...]]:

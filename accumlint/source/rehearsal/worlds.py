@@ -41,7 +41,11 @@ class Knowledge:
     def learn_accumulation(self, root: Root) -> None:
         """A setting that gates an update or bounds the micro-loop is K."""
         if root.key not in self.proven:
+            again = any(root.text == one.text for one in self.proven.values())
             self.proven[root.key] = root
+            if again:  # computed anew in every turn
+                self.accumulations.setdefault(root.key, root)
+                return
             new = root.key not in self.accumulations
             self.accumulations.setdefault(root.key, root)
             if new or any(self.is_other_setting(one) for one in self.accumulations.values()):

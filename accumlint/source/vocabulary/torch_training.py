@@ -28,13 +28,15 @@ def backward(state: Machine, call: Call) -> Value | None:
     if call.path.endswith("autograd.backward"):
         return _emit_backward(state, call, first, replay=len(call.args) > 1)
     given = isinstance(first, Opaque) and (is_tensor(first) or "loss" in first.text)
+    if role_of(state, owner) is Role.OPTIMIZER:  # apex and fairseq: a plain backward of the scaled loss
+        return _emit_backward(state, call, first, unscales=True)
     if isinstance(owner, Thing) or (given and not (isinstance(owner, Opaque) and is_tensor(owner))):
         state.engine(call)
         return _emit_backward(state, call, first, engine=True)
     return _emit_backward(state, call, owner)
 
 
-def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = False, engine: bool = False) -> Value:
+def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = False, engine: bool = False, unscales: bool = False) -> Value:
     state.covered.add(id(call.node))
     if state.no_grad:
         return NONE
@@ -52,7 +54,7 @@ def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = Fa
     scaler = next((one.scaler for one in tensors if one.scaler is not None), None)
     retains = call.keywords.get("retain_graph")
     syncs = [state.synced(model) for model in models if model is not None]
-    options = {name for name, holds in (("replay", replay), ("engine", engine), ("scale-loss", state.within_context("scaled"))) if holds}
+    options = {name for name, holds in (("replay", replay), ("engine", engine), ("scale-loss", unscales or state.within_context("scaled"))) if holds}
     event = state.recorder.emit(
         Kind.BACKWARD,
         call.node,
