@@ -391,7 +391,9 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         if value.weight is not None or not (value.forwards or value.attached) or not LOSS_WORDS.search(name.rsplit(".", 1)[-1]):
             return
         direct = value.key[0] in {"part", "[]", "forward"} or (value.key[0] == "." and LOSS_WORDS.search(str(value.key[-1])) is not None)
-        if direct:
+        if direct and isinstance(value.owner, Opaque) and value.owner.weight is not None and not value.owner.weight.known:
+            value.weight, value.reduced = value.owner.weight, True  # part of what an unfollowed loss function gives
+        elif direct:
             value.weight = Weight((Factor(Quantity.UNITS, -1, None, name, self.recorder.place(node), implicit=True, root="model"),))
             value.reduced = True
 

@@ -41,6 +41,7 @@ class Vocabulary:
                 self.methods[name].append(handler)
             if hasattr(module, "construct"):
                 self.constructors.append(module.construct)
+        self.taken: list[Handler] = [module.taken for module in modules if hasattr(module, "taken")]
         self.fallbacks: list[Handler] = [module.fallback for module in modules if hasattr(module, "fallback")]
 
     def call(self, state: Machine, call: Call) -> Value | None:
@@ -60,8 +61,8 @@ class Vocabulary:
         return _first(self.fallbacks, state, call)
 
     def function(self, state: Machine, call: Call, function: Function) -> Value | None:
-        """A function of the source that is better taken by its name than followed."""
-        return None
+        """A function of the source that is better taken by its name than followed: a clipper written by hand."""
+        return _first(self.taken, state, call) if self.taken else None
 
     def construct(self, state: Machine, cls: Class, call: Call) -> Value | None:
         for constructor in self.constructors:

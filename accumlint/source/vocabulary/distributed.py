@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from accumlint.source.rehearsal.arithmetic import root_of
-from accumlint.source.rehearsal.values import FALSE, NONE, TRUE, Context, Instance, Items, Known, Opaque, Thing, Value, actor_of
+from accumlint.source.rehearsal.values import FALSE, NONE, TRUE, Context, Instance, Items, Known, Opaque, Stream, Thing, Value, actor_of
 from accumlint.source.vocabulary.base import Handler, as_actor, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
@@ -205,6 +205,12 @@ def same_iterable(state: Machine, call: Call) -> Value | None:
         return None
     first = state.force(call.args[0]) if call.args else None
     return first if first is not None and not isinstance(first, Known) else None
+
+
+def fallback(state: Machine, call: Call) -> Value | None:
+    """What an unknown function makes of `enumerate(loader)` is the same to go over: a progress bar by another name."""
+    first = state.force(call.args[0]) if call.args else None
+    return first if isinstance(first, Stream) and first.kind in {"enumerate", "zip"} and not call.name.startswith("to_") else None
 
 
 FUNCTIONS: dict[str, Handler] = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.reading.index import CLIP_NAMES
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
-from accumlint.source.rehearsal.values import NONE, Instance, Items, Known, Mapping, Opaque, Stream, Thing, Value, actor_of, key_of
+from accumlint.source.rehearsal.values import NONE, Function, Instance, Items, Known, Mapping, Opaque, Stream, Thing, Value, actor_of, key_of
 from accumlint.source.vocabulary.base import Handler, as_actor, last_name, modules_of, parameters_owner, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role
 from accumlint.weight import Weight
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from accumlint.source.rehearsal.state import Call
 
 ENGINE_NAME = re.compile(r"accelerat|fabric|engine|booster|deepspeed|(^|\.)self$|optim|trainer|strategy|plugin|precision|runner", re.IGNORECASE)
+
+CLIPPER_NAME = re.compile(r"grad\w*_?clip|clip\w*_?grad", re.IGNORECASE)
 
 
 def backward(state: Machine, call: Call) -> Value | None:
@@ -115,8 +117,6 @@ def step(state: Machine, call: Call) -> Value | None:
 
 def _closure(state: Machine, value: Value) -> None:
     """`optimizer.step(closure)` runs the closure."""
-    from accumlint.source.rehearsal.values import Function
-
     value = state.force(value)
     if isinstance(value, Function):
         outer, state.in_closure = state.in_closure, True
@@ -170,6 +170,22 @@ def clip(state: Machine, call: Call) -> Value | None:
     made.agreed = not state.index.is_distributed
     made.name = "norm"
     return made
+
+
+def taken(state: Machine, call: Call) -> Value | None:
+    """A clipper of the source that does its work by hand, seen by its name and by the gradients that it reads."""
+    function = call.function
+    if not isinstance(function, Function) or not call.args:
+        return None
+    owner = function.owner.node.name if function.owner is not None else ""
+    if function.name not in CLIP_NAMES and not (CLIPPER_NAME.search(owner) and function.name in {"step", "__call__", "clip"}):
+        return None
+    by_hand = state.index.kinds(function.node) <= {Kind.NORMALIZE} and state.index.once("reads gradients", function.node, _reads_gradients)
+    return clip(state, call) if by_hand else None
+
+
+def _reads_gradients(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(node))
 
 
 def _concerned(state: Machine, values: list[Value]) -> tuple[Actor, ...]:
