@@ -36,10 +36,12 @@ from collections.abc import Iterator
 
 from accumlint.rules._division import Contribution, Normalised, averages, place_of, stepping, uneven
 
-from accumlint.findings import Finding, Severity, at
+from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.trace import Trace
 from accumlint.weight import Factor, Quantity
+
+GUESSED = frozenset({"criterion", "function"})
 
 
 @rule("ACC212", "extra-world-size", Severity.ERROR, measured="coefficients sum to W or 1/W")
@@ -59,7 +61,14 @@ def check(trace: Trace) -> Iterator[Finding]:
                 help="leave the factor out",
                 window=window,
                 place=place_of(factor, each.backward),
+                confidence=_confidence(each),
             )
+
+
+def _confidence(contribution: Contribution) -> Confidence:
+    """MEDIUM for a loss that is a mean by its name only: one that its author scales by the batch may well want the factor."""
+    guessed = any(factor.implicit and factor.root in GUESSED for factor in contribution.weight.of(Quantity.UNITS))
+    return Confidence.MEDIUM if guessed else Confidence.HIGH
 
 
 def _surplus(trace: Trace, contribution: Contribution) -> Factor | None:

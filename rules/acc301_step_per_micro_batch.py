@@ -79,6 +79,8 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 def _steady_singles(trace: Trace, view: Boundaries, windows: list[Window]) -> Iterator[Finding]:
     """Every window holds one micro-batch."""
+    if any(_asks_a_call(view, window) for window in windows):
+        return
     if all(_share(trace, view, window) for window in windows):
         for window in windows:
             factor = _share(trace, view, window)
@@ -88,6 +90,13 @@ def _steady_singles(trace: Trace, view: Boundaries, windows: list[Window]) -> It
         for window in windows:
             if window.step is not None and any(one.sync is False for one in view.own(window)):
                 yield _finding(window, "synchronisation is switched off for this one as if the window went on")
+
+
+def _asks_a_call(view: Boundaries, window: Window) -> bool:
+    """Whether the step waits for an answer that nobody followed, `self.every_n_iters(runner, k)`: that may be the boundary."""
+    around = {guard.place for one in view.own(window) for guard in one.guards}
+    guards = window.step.guards if window.step is not None else ()
+    return any(guard.cause in {"setting", "unknown"} and "(" in guard.text and guard.place not in around for guard in guards)
 
 
 def _stray_steps(trace: Trace, view: Boundaries, windows: list[Window]) -> Iterator[Finding]:

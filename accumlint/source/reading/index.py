@@ -312,6 +312,13 @@ class Index:
             self._kinds[id(node)] = known
         return known
 
+    def calls_of(self, node: ast.AST) -> tuple[FunctionNode, ...]:
+        """The functions of the file that a node calls."""
+        return self._direct(node)[1]
+
+    def is_backward(self, call: ast.Call) -> bool:
+        return Kind.BACKWARD in self._call_kinds(call)
+
     def _direct(self, node: ast.AST) -> tuple[frozenset[Kind], tuple[FunctionNode, ...]]:
         """The kinds that stand in a node itself, and the functions of the file that it calls."""
         return self.once("direct", node, self._find_direct)

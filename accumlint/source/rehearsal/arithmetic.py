@@ -162,6 +162,8 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
     other_node = _operand(node, base is left)
     if isinstance(base, Opaque) and (base.forwards or base.weight is not None or base.attached):
         factors = factors_of(state, other, other_power, other_node)
+        if op is ast.Mult and base.reduced and _is_width(other):
+            factors = (Factor(Quantity.CONSTANT, 1, None, text),)
         made = state.opaque(key, text, base, other, reduced=base.reduced, scaler=base.scaler, attached=base.attached or _attached(other))
         made.weight = _with(base.weight, factors)
         if made.weight is not None and isinstance(other, Opaque) and other.forwards and base.forwards:
@@ -174,6 +176,11 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
         made.weight = Weight(factors)
         made.reduced = True
     return made
+
+
+def _is_width(value: Value) -> bool:
+    """`x.size(1)`: how many numbers a sample has, not how many samples; a mean times it still is a mean over samples."""
+    return isinstance(value, Opaque) and len(value.key) == 3 and value.key[0] == "size" and value.key[2] in {("known", "1"), ("known", "-1")}
 
 
 def _operand(node: ast.AST, right: bool) -> ast.AST:

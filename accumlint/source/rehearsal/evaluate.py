@@ -38,6 +38,7 @@ from accumlint.trace import Kind, Role
 from accumlint.weight import Quantity
 
 LARGEST_NUMBER = 10**9
+BATCH_COUNTS = frozenset({"num_batches", "n_batches", "num_batches_per_epoch", "batches_per_epoch"})  # of a loader: its length
 
 COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -110,6 +111,11 @@ class Expressions(State):
         if known is not None:
             return known
         text = f"{value.text}.{name}" if value.text else name
+        if name in BATCH_COUNTS and "loader" in value.text.lower():
+            root = Root(("len", value.key), text, "length")
+            length = self.world.number(root)
+            if length is not None:
+                return Known(length, frozenset({root}), root)
         made = self.opaque((".", value.key, name), text, value, name=name, owner=value)
         made.path = f"{value.path}.{name}" if value.path else ""
         if value.weight is not None and name in {"data", "T"}:
@@ -224,7 +230,9 @@ class Expressions(State):
 
     def _opaque_item(self, value: Opaque, key: Value, node: ast.AST) -> Value:
         if value.name == "shape":
-            return count(self, Quantity.INPUTS, ("[]", value.key, key_of(key)), node, value)
+            made = count(self, Quantity.INPUTS, ("[]", value.key, key_of(key)), node, value)
+            made.agreed = made.agreed or (isinstance(key, Known) and key.value == 0)
+            return made
         label = key.value if isinstance(key, Known) else None
         if isinstance(label, str) or (isinstance(label, int) and not isinstance(label, bool) and not value.born):
             known = value.attributes.get(f"[{label!r}]")
@@ -233,6 +241,7 @@ class Expressions(State):
                 value.attributes[f"[{label!r}]"] = known
             return known
         made = self.opaque(("[]", value.key, key_of(key)), self.recorder.text(node), value, key, weight=value.weight, reduced=False)
+        made.agreed = made.agreed or (value.key[0] == "size" and isinstance(key, Known) and key.value == 0)
         if self.recorder.turns and not value.forwards and value.quantity is None and not self.fixed(key):
             made.born = self.take(node, made.key)
             made.causes |= {"data"}

@@ -43,6 +43,7 @@ VOCABULARY = Vocabulary((torch_training, distributed, torch_objects, itertools_w
 FETCHES = re.compile(r"batch|sample|data|next|fetch|chunk|token|example|draw|pull|take|feed|read|rollout|rand|synth|episode|trajector|segment|slice|window", re.IGNORECASE)
 MAKES = re.compile(r"loader|dataset|iterator|sampler|^(create|build|make|init|setup)(_|$)|size|shape|count|num_", re.IGNORECASE)
 AGREES = re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE)
+COUNT_NAME = re.compile(r"(^|_)(n|num)_(items|targets|valid|tokens)|denominator|normali[sz]er|total_(tokens|targets|items)|item_count|token_count", re.IGNORECASE)
 VERB = re.compile(r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)")
 
 
@@ -117,7 +118,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         data = frozenset().union(*(_born(self.force(value)) for value in call.values)) if call.values else frozenset()
         forwards = frozenset().union(*(_forwards(self.force(value)) for value in call.values)) if call.values else frozenset()
         made = self.opaque(("forward", call.node.lineno, self.steps), self.recorder.text(call.node), *(value for value in call.values if isinstance(value, Opaque)))
-        made.causes |= {"loss"}
+        made.causes |= {"loss"} | ({"counted"} if self._is_given_a_count(call) else set())
         if self.no_grad:
             made.forwards, made.attached = frozenset(), False
             made.causes |= {f"cached:{actor.uid}"} if actor is not None else set()
@@ -144,6 +145,12 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         else:
             self._attach(result, event.index)
         return result
+
+    def _is_given_a_count(self, call: Call) -> bool:
+        """Whether a model is told how many targets there are, so that its loss need not be the mean over this batch."""
+        values = [self.force(value) for value in call.values]
+        counts = {Quantity.UNITS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}
+        return any(COUNT_NAME.search(name) for name in call.keywords) or any(isinstance(value, Opaque) and value.quantity in counts for value in values)
 
     def _wrapper_of(self, model: Value) -> tuple[Value | None, bool]:
         """The wrapper through which a model is called, or that it goes round."""
@@ -349,7 +356,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             if made.name == "grad":
                 made.weight = Weight()
             elif value.forwards and LOSS_WORDS.search(name) and value.key[0] == "forward":
-                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),))
+                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),), known="counted" not in value.causes)
                 made.reduced = True
         return made
 
@@ -391,10 +398,11 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         if value.weight is not None or not (value.forwards or value.attached) or not LOSS_WORDS.search(name.rsplit(".", 1)[-1]):
             return
         direct = value.key[0] in {"part", "[]", "forward"} or (value.key[0] == "." and LOSS_WORDS.search(str(value.key[-1])) is not None)
-        if direct and isinstance(value.owner, Opaque) and value.owner.weight is not None and not value.owner.weight.known:
-            value.weight, value.reduced = value.owner.weight, True  # part of what an unfollowed loss function gives
+        if direct and isinstance(value.owner, Opaque) and value.owner.weight is not None and value.owner.reduced:
+            value.weight, value.reduced = value.owner.weight, True  # part of what a loss function gives
         elif direct:
-            value.weight = Weight((Factor(Quantity.UNITS, -1, None, name, self.recorder.place(node), implicit=True, root="model"),))
+            mean = Factor(Quantity.UNITS, -1, None, name, self.recorder.place(node), implicit=True, root="model")
+            value.weight = Weight((mean,), known="counted" not in value.causes)
             value.reduced = True
 
     def _part(self, value: Value, at: int, target: ast.expr) -> Value:

@@ -13,6 +13,7 @@ from accumlint.source.reading.index import FunctionNode, Index
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.calls import SourceRaised
+from accumlint.source.rehearsal.entries import module_reaches, outermost, reached, trains
 from accumlint.source.rehearsal.evidence import gather
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
@@ -270,20 +271,19 @@ def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation |
 
 def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehearsal]:
     """A rehearsal for every outermost piece of the module that reaches a backward."""
-    index = Index(source.tree)
-    chosen = options or Options()
-    backwards = {id(node): node for node in ast.walk(source.tree) if isinstance(node, ast.Call) and Kind.BACKWARD in index._call_kinds(node)}
-    if not backwards:
+    if not trains(source.tree):
         return
+    index = Index(source.tree)
     relevance = Relevance(index)
+    chosen = options or Options()
     covered: set[int] = set()
-    if any(Kind.BACKWARD in index.kinds(node) for node in source.tree.body if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))):
+    if module_reaches(index):
         rehearsal = Rehearsal(source, index, relevance, chosen, None)
         if _works(rehearsal):
             yield rehearsal
         covered |= rehearsal.covered
     for entry in outermost(index):
-        own = {id(node) for node in backwards.values() if _reaches(index, entry, node)}
+        own = reached(index, entry)
         if not own or own <= covered:
             continue
         rehearsal = Rehearsal(source, index, relevance, chosen, entry)
@@ -301,33 +301,3 @@ def _works(rehearsal: Rehearsal) -> bool:
             raise
         return False
     return True
-
-
-def outermost(index: Index) -> list[FunctionNode]:
-    """The functions that reach a backward, callers before those they call."""
-    reaching = [function for functions in index.functions.values() for function in functions if Kind.BACKWARD in index.kinds(function)]
-    called: dict[int, int] = {}
-    for function in reaching:
-        for part in ast.walk(function):
-            if isinstance(part, ast.Call):
-                for callee in index.callees(part):
-                    if callee is not function:
-                        called[id(callee)] = called.get(id(callee), 0) + 1
-    nested = {id(part) for function in reaching for part in ast.walk(function) if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    return sorted((function for function in reaching if id(function) not in nested), key=lambda function: (called.get(id(function), 0) > 0, function.lineno))
-
-
-def _reaches(index: Index, entry: FunctionNode, call: ast.Call) -> bool:
-    """Whether a backward call stands in a function or in one that it calls."""
-    pending, seen = [entry], set()
-    while pending:
-        function = pending.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        for part in ast.walk(function):
-            if part is call:
-                return True
-            if isinstance(part, ast.Call):
-                pending.extend(index.callees(part))
-    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from accumlint.weight import Factor, Quantity, Weight
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
     from accumlint.source.rehearsal.state import Call
+
+PROGRESS_NAME = re.compile(r"tqdm|progress|bar$|track|prefetch", re.IGNORECASE)
 
 
 def ddp(state: Machine, call: Call) -> Value | None:
@@ -210,7 +213,9 @@ def same_iterable(state: Machine, call: Call) -> Value | None:
 def fallback(state: Machine, call: Call) -> Value | None:
     """What an unknown function makes of `enumerate(loader)` is the same to go over: a progress bar by another name."""
     first = state.force(call.args[0]) if call.args else None
-    return first if isinstance(first, Stream) and first.kind in {"enumerate", "zip"} and not call.name.startswith("to_") else None
+    if not isinstance(first, Stream):
+        return None
+    return first if first.kind == "enumerate" or (first.kind in {"zip", "iterator"} and PROGRESS_NAME.search(call.name)) else None
 
 
 FUNCTIONS: dict[str, Handler] = {

@@ -129,7 +129,10 @@ def size(state: Machine, call: Call) -> Value | None:
             return Known(1)
         quantity = Quantity.INPUTS if state.index.ignores_targets or INPUT_NAMES.search(value.text) else Quantity.UNITS
         return counted(state, quantity, (call.name, value.key), call, value)
-    return count(state, Quantity.INPUTS, (call.name, value.key, *state.key(*call.args)), call.node, value)
+    made = count(state, Quantity.INPUTS, (call.name, value.key, *state.key(*call.args)), call.node, value)
+    first = state.force(call.args[0]) if call.args else None
+    made.agreed = made.agreed or (isinstance(first, Known) and first.value == 0)  # a distributed sampler gives all ranks batches of one size
+    return made
 
 
 def detached(state: Machine, call: Call) -> Value | None:

@@ -1,0 +1,80 @@
+"""Where a rehearsal starts: the outermost pieces of a module that reach a backward."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from accumlint.source.reading.index import BACKWARD_NAMES, FunctionNode, Index, terminal
+from accumlint.trace import Kind
+
+TEST_NAME = re.compile(r"^_?tests?_|^_?test$")
+TEST_CLASS = re.compile(r"Test(Case|Base|s)?$|^Test|TestCase")
+HELPERS = frozenset({"loss_scaler"})  # objects that do the backward themselves when called
+
+# What a rule can speak of: an update, or the switching of synchronisation around a backward.
+JUDGED = frozenset({Kind.STEP, Kind.SYNC_OFF})
+
+
+def is_test(node: ast.AST) -> bool:
+    """Whether a function or class is a test: tests do odd things on purpose, and nobody trains with them."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return TEST_NAME.match(node.name) is not None
+    if isinstance(node, ast.ClassDef):
+        return TEST_CLASS.search(node.name) is not None or any(TEST_CLASS.search(terminal(base)) for base in node.bases)
+    return False
+
+
+def trains(tree: ast.Module) -> bool:
+    """Whether some backward is called outside tests."""
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if is_test(node):
+            continue
+        if isinstance(node, ast.Call) and terminal(node.func) in BACKWARD_NAMES | HELPERS:
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in BACKWARD_NAMES:
+            return True
+        pending.extend(ast.iter_child_nodes(node))
+    return False
+
+
+def module_reaches(index: Index) -> bool:
+    """Whether the module's own statements reach a backward."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return any(Kind.BACKWARD in index.kinds(node) for node in index.tree.body if not isinstance(node, definitions))
+
+
+def outermost(index: Index) -> list[FunctionNode]:
+    """The functions that reach a backward and something to judge, callers before those they call; not tests."""
+    tests = set(_inside_tests(index.tree))
+    every = [function for functions in index.functions.values() for function in functions if id(function) not in tests]
+    reaching = [function for function in every if Kind.BACKWARD in index.kinds(function) and index.kinds(function) & JUDGED]
+    called = {id(callee) for function in reaching for callee in index.calls_of(function) if callee is not function}
+    nested = {id(part) for function in reaching for part in ast.walk(function) if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    return sorted((function for function in reaching if id(function) not in nested), key=lambda function: (id(function) in called, function.lineno))
+
+
+def reached(index: Index, entry: FunctionNode) -> set[int]:
+    """The ids of the backward calls that running a function can come to."""
+    pending, seen, found = [entry], {id(entry)}, set()
+    while pending:
+        function = pending.pop()
+        found |= index.once("backwards", function, lambda node: {id(part) for part in ast.walk(node) if isinstance(part, ast.Call) and index.is_backward(part)})
+        for callee in index.calls_of(function):
+            if id(callee) not in seen:
+                seen.add(id(callee))
+                pending.append(callee)
+    return found
+
+
+def _inside_tests(tree: ast.Module) -> Iterator[int]:
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if is_test(node):
+            yield from (id(part) for part in ast.walk(node) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)))
+        else:
+            pending.extend(child for child in ast.iter_child_nodes(node) if isinstance(child, (ast.stmt, ast.ExceptHandler)))
