@@ -71,6 +71,12 @@ def normalised(weight: Weight) -> Normalised:
     return Normalised.TWICE if own_mean and powers in {(-1, -1, 0), (-1, 0, -1)} else Normalised.UNCLEAR
 
 
+def without_term_weights(weight: Weight) -> Weight:
+    """Less the settings that multiply the loss: they may be any number, but it is the same one for every micro-batch."""
+    kept = tuple(factor for factor in weight.factors if not (factor.quantity is Quantity.UNKNOWN and factor.power > 0 and factor.root == "setting"))
+    return replace(weight, factors=kept)
+
+
 def accumulating(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...]]]:
     """The complete windows of two or more micro-batches, with what they contribute."""
     for window, found in stepping(trace):

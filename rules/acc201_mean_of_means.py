@@ -43,14 +43,13 @@ targets (Accelerate, DeepSpeed, Lightning's automatic optimisation) the finding 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from accumlint.rules._division import Contribution, Normalised, accumulating, normalised, setting, varies
+from accumlint.rules._division import Contribution, Normalised, accumulating, normalised, setting, varies, without_term_weights
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.trace import Event, Kind, Place, Trace, Window
-from accumlint.weight import Factor, Quantity
+from accumlint.weight import Quantity
 
 
 @rule("ACC201", "mean-of-means", Severity.ERROR, measured="coefficients differ between micro-batches or ranks in the ratio of 1/n")
@@ -81,13 +80,7 @@ def _mean_over_k(contribution: Contribution) -> bool:
     own = contribution.backward.weight
     if own is None or contribution.weight.power(Quantity.ACCUMULATION) != -1:
         return False
-    relevant = tuple(factor for factor in own.factors if not _is_term_weight(factor))
-    return normalised(replace(own, factors=relevant)) is Normalised.MICRO_BATCH
-
-
-def _is_term_weight(factor: Factor) -> bool:
-    """A setting that multiplies the loss: it may be any number, but it is the same one for every micro-batch."""
-    return factor.quantity is Quantity.UNKNOWN and factor.power > 0 and factor.root == "setting"
+    return normalised(without_term_weights(own)) is Normalised.MICRO_BATCH
 
 
 def _division(contribution: Contribution, window: Window) -> tuple[Place, str]:

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, divides_once, ends_its_loader, number, place_of, setting, stepping
+from accumlint.rules._division import Contribution, Normalised, divides_once, ends_its_loader, normalised, number, place_of, setting, stepping, without_term_weights
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -84,4 +84,5 @@ def _fixed(contribution: Contribution, full: int) -> bool:
     factor = divides_once(contribution)
     if factor is None or factor.value != full:
         return False
-    return contribution.normalised is Normalised.MICRO_BATCH or not contribution.weight.known
+    weight = without_term_weights(contribution.weight)
+    return normalised(weight) is Normalised.MICRO_BATCH or not weight.known

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, TypeVar
 
+from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.targets import find_ignored_targets
 from accumlint.trace import Kind
 
@@ -91,18 +92,21 @@ class Index:
 
     def holds(self, node: ast.AST, *types: type[ast.AST]) -> bool:
         """Whether a node of one of these types stands inside."""
-        return self.once("/".join(each.__name__ for each in types), node, lambda one: any(isinstance(part, types) for part in ast.walk(one)))
+        return self.once("/".join(each.__name__ for each in types), node, lambda one: any(isinstance(part, types) for part in walk(one)))
+
+    def has_modulo(self, node: ast.AST) -> bool:
+        return self.once("modulo", node, lambda one: any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in walk(one)))
 
     def size(self, node: ast.AST) -> int:
         """The number of statements in a node."""
-        return self.once("size", node, lambda one: sum(isinstance(part, ast.stmt) for part in ast.walk(one)))
+        return self.once("size", node, lambda one: sum(isinstance(part, ast.stmt) for part in walk(one)))
 
     def is_generator(self, node: ast.AST) -> bool:
         """Whether a function itself yields (its nested functions do not count)."""
         return self.once("generator", node, _yields)
 
     def _collect(self, tree: ast.Module) -> None:
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self.functions[node.name].append(node)
             elif isinstance(node, ast.ClassDef):
@@ -127,7 +131,7 @@ class Index:
                 self.identifiers.update((node.name.rsplit(".", 1)[-1], node.asname or ""))
                 self.imported.add(node.asname or node.name.split(".")[0])
             elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-                for target in ast.walk(node.target):
+                for target in walk(node.target):
                     if isinstance(target, ast.Name):
                         self.augmented.add(target.id)
 
@@ -139,7 +143,7 @@ class Index:
             return
         name = terminal(target)
         self.assigned[name] += 1
-        if any(isinstance(part, ast.BinOp) for part in ast.walk(value)) and any(terminal(part) == name for part in ast.walk(value)):
+        if any(isinstance(part, ast.BinOp) for part in walk(value)) and any(terminal(part) == name for part in walk(value)):
             self.augmented.add(name)
 
     @cached_property
@@ -154,10 +158,10 @@ class Index:
     @cached_property
     def keeps_a_target(self) -> bool:
         """Whether some position of a mask or of labels is set by hand, so that at least one target stays."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Assign) and not any(isinstance(part, ast.UnaryOp) for part in ast.walk(node.value)):
+        for node in walk(self.tree):
+            if isinstance(node, ast.Assign) and not any(isinstance(part, ast.UnaryOp) for part in walk(node.value)):
                 for target in node.targets:
-                    if isinstance(target, ast.Subscript) and any(isinstance(part, ast.Constant) and part.value in {0, -1} for part in ast.walk(target.slice)):
+                    if isinstance(target, ast.Subscript) and any(isinstance(part, ast.Constant) and part.value in {0, -1} for part in walk(target.slice)):
                         return True
         return False
 
@@ -165,14 +169,14 @@ class Index:
     def tested_names(self) -> frozenset[str]:
         """Names that are compared, taken modulo something, or divided by: what a counter is for."""
         found: set[str] = set()
-        for node in ast.walk(self.tree):
+        for node in walk(self.tree):
             if isinstance(node, ast.Compare):
                 found.update(terminal(part) for part in (node.left, *node.comparators))
-                found.update(terminal(part) for part in ast.walk(node.left) if isinstance(part, (ast.Name, ast.Attribute)))
+                found.update(terminal(part) for part in walk(node.left) if isinstance(part, (ast.Name, ast.Attribute)))
             elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.Div)):
-                found.update(terminal(part) for side in (node.left, node.right) for part in ast.walk(side) if isinstance(part, (ast.Name, ast.Attribute)))
+                found.update(terminal(part) for side in (node.left, node.right) for part in walk(side) if isinstance(part, (ast.Name, ast.Attribute)))
             elif isinstance(node, ast.Call) and terminal(node.func) in {"div_", "max"}:
-                found.update(terminal(part) for arg in node.args for part in ast.walk(arg) if isinstance(part, (ast.Name, ast.Attribute)))
+                found.update(terminal(part) for arg in node.args for part in walk(arg) if isinstance(part, (ast.Name, ast.Attribute)))
         return frozenset(found)
 
     @cached_property
@@ -218,7 +222,7 @@ class Index:
     def aliases(self) -> dict[str, list[FunctionNode]]:
         """Other names of the file's functions: `step = partial(f, …)`, a parameter that is given one, a table of them."""
         found: dict[str, dict[FunctionNode, None]] = defaultdict(dict)
-        for node in ast.walk(self.tree):
+        for node in walk(self.tree):
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
                 meant = self._functions_in(node.value)
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -257,13 +261,13 @@ class Index:
 
     def _returned_functions(self, function: ast.AST) -> list[FunctionNode]:
         """The functions that stand inside a function and that it returns: `step = make_step(model, k)`."""
-        inside = {part.name: part for part in ast.walk(function) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) and part is not function}
+        inside = {part.name: part for part in walk(function) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) and part is not function}
         found: dict[FunctionNode, None] = {}
-        for part in ast.walk(function):
+        for part in walk(function):
             if isinstance(part, ast.Return) and isinstance(part.value, ast.Lambda):
                 found[part.value] = None  # type: ignore[index]
             elif isinstance(part, ast.Return) and part.value is not None:
-                found.update({inside[name.id]: None for name in ast.walk(part.value) if isinstance(name, ast.Name) and name.id in inside})
+                found.update({inside[name.id]: None for name in walk(part.value) if isinstance(name, ast.Name) and name.id in inside})
         return list(found)
 
     def _named_arguments(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
@@ -283,7 +287,7 @@ class Index:
     def instances(self) -> dict[str, set[str]]:
         """The classes of the file of which a name is given an object, for names that are given any."""
         found: dict[str, set[str]] = defaultdict(set)
-        for node in ast.walk(self.tree):
+        for node in walk(self.tree):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and terminal(node.value.func) in self.classes:
                 for target in node.targets:
                     found[terminal(target)].add(terminal(node.value.func))
@@ -326,7 +330,7 @@ class Index:
     def _find_direct(self, node: ast.AST) -> tuple[frozenset[Kind], tuple[FunctionNode, ...]]:
         found: set[Kind] = set()
         callees: dict[FunctionNode, None] = {}
-        for part in ast.walk(node):
+        for part in walk(node):
             if isinstance(part, ast.Call):
                 found |= self._call_kinds(part)
                 callees.update(dict.fromkeys(self.callees(part)))
@@ -397,7 +401,7 @@ class Index:
             return known
         self._loops[id(node)] = False
         found = False
-        for part in ast.walk(node):
+        for part in walk(node):
             if isinstance(part, (ast.For, ast.AsyncFor, ast.While)):
                 found = Kind.BACKWARD in self.kinds(part)
             elif isinstance(part, ast.Call):
@@ -422,7 +426,7 @@ class Index:
             if isinstance(statement, ast.If):
                 if Kind.STEP in self.kinds(statement) and Kind.BACKWARD not in self.kinds(statement):
                     return True
-                if self.holds(statement, ast.Continue) and self.holds(statement.test, ast.Mod):
+                if self.holds(statement, ast.Continue) and self.has_modulo(statement.test):
                     return True
                 pending += statement.body + statement.orelse
             elif isinstance(statement, (ast.With, ast.AsyncWith, ast.Try)):
@@ -442,7 +446,7 @@ def _names_loss(node: ast.AST) -> bool:
     return any(
         (isinstance(part, ast.Name) and LOSS_WORDS.search(part.id))
         or (isinstance(part, ast.Attribute) and (LOSS_WORDS.search(part.attr) or part.attr in {"mean", "sum"}))
-        for part in ast.walk(node)
+        for part in walk(node)
     )
 
 
@@ -459,4 +463,4 @@ def _yields(node: ast.AST) -> bool:
 
 
 def _touches_grad(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(node))
+    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in walk(node))

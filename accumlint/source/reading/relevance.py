@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from accumlint.source.reading.index import TRACKED, Index, terminal
+from accumlint.source.reading.nodes import walk
 
 TALK = re.compile(
     r"^(print|log\w*|info|debug|warning|warn|error|add_scalar\w*|add_image\w*|set_description\w*|set_postfix\w*|write|flush|close|display|track|report"
@@ -49,7 +50,7 @@ class Relevance:
 
     def _calls_matter(self, node: ast.stmt) -> bool:
         """Whether a call in the statement may change something that matters: what it is given or called on."""
-        for part in ast.walk(node):
+        for part in walk(node):
             if not isinstance(part, ast.Call):
                 continue
             name = terminal(part.func)
@@ -64,7 +65,7 @@ class Relevance:
     def _start(self) -> set[str]:
         """The names that event-bearing statements and what guards them read."""
         found: set[str] = set()
-        for node in ast.walk(self.index.tree):
+        for node in walk(self.index.tree):
             if isinstance(node, (ast.If, ast.While, ast.IfExp)):
                 if isinstance(node, ast.IfExp) or self.index.kinds(node) or self.index.holds(node, ast.Continue, ast.Break, ast.Return, ast.Raise):
                     found |= _names(node.test)
@@ -83,7 +84,7 @@ class Relevance:
     def _close(self, needed: set[str]) -> frozenset[str]:
         """Adds what the needed names are made of."""
         sources: dict[str, set[str]] = defaultdict(set)
-        for node in ast.walk(self.index.tree):
+        for node in walk(self.index.tree):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     for name in _names(target):
@@ -115,14 +116,14 @@ def _is_number(node: ast.expr) -> bool:
 
 def _tracks(node: ast.stmt) -> bool:
     return any(
-        (isinstance(part, ast.Attribute) and part.attr in TRACKED) or (isinstance(part, ast.Name) and part.id in TRACKED) for part in ast.walk(node)
+        (isinstance(part, ast.Attribute) and part.attr in TRACKED) or (isinstance(part, ast.Name) and part.id in TRACKED) for part in walk(node)
     )
 
 
 def _names(node: ast.AST) -> set[str]:
     """Every identifier in an expression: names, attributes, string keys."""
     found: set[str] = set()
-    for part in ast.walk(node):
+    for part in walk(node):
         if isinstance(part, ast.Name):
             found.add(part.id)
         elif isinstance(part, ast.Attribute):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from accumlint.source.reading.nodes import walk
 
 IGNORED = -100
 WRITERS = frozenset({"masked_fill", "masked_fill_", "where", "full", "full_like", "fill_", "new_full", "pad", "index_fill_", "extend", "append"})
@@ -18,8 +19,8 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
     """
     ignored = _ignored(tree)
     written = _written(tree)
-    passed = {part.id for node in ast.walk(tree) if isinstance(node, ast.Call) for part in (*node.args, *(one.value for one in node.keywords)) if isinstance(part, ast.Name)}
-    for node in ast.walk(tree):
+    passed = {part.id for node in walk(tree) if isinstance(node, ast.Call) for part in (*node.args, *(one.value for one in node.keywords)) if isinstance(part, ast.Name)}
+    for node in walk(tree):
         if id(node) in written and _spelled(node) in ignored and not _spelled(node).isdigit():  # a zero is written for many reasons
             yield node
         elif isinstance(node, ast.Call) and _name(node.func) == "pad_sequence":
@@ -56,8 +57,8 @@ def _masks_with_minus_one(node: ast.Assign) -> bool:
     if _spelled(node.value) != "-1" or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
         return False
     target = node.targets[0]
-    masks = any("mask" in (_name(part)) for part in ast.walk(target.slice))
-    tail = any(isinstance(part, ast.Slice) and part.lower is not None and not isinstance(part.lower, ast.Constant) for part in ast.walk(target.slice))
+    masks = any("mask" in (_name(part)) for part in walk(target.slice))
+    tail = any(isinstance(part, ast.Slice) and part.lower is not None and not isinstance(part.lower, ast.Constant) for part in walk(target.slice))
     return bool(LABELS.search(_name(target.value))) and (masks or tail)
 
 
@@ -68,7 +69,7 @@ def _name(node: ast.AST) -> str:
 def _ignored(tree: ast.Module) -> set[str]:
     """The spellings of the ignored index: -100, what is given as `ignore_index=`, names bound to -100 or to a loss's own index."""
     found = {str(IGNORED)}
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Assign) and (_spelled(node.value) == str(IGNORED) or _is_ignore_index(node.value)):
             found.update(target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.keyword) and node.arg == "ignore_index":
@@ -79,7 +80,7 @@ def _ignored(tree: ast.Module) -> set[str]:
 def _written(tree: ast.Module) -> set[int]:
     """The nodes that are written into something, rather than compared with or named as the index to ignore."""
     written: set[int] = set()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         values: list[ast.expr] = []
         if isinstance(node, ast.Assign) and any(isinstance(target, ast.Subscript) for target in node.targets):
             values = [node.value]
@@ -89,5 +90,5 @@ def _written(tree: ast.Module) -> set[int]:
             values = [node.left]
         elif isinstance(node, ast.IfExp):
             values = [one for one in (node.body, node.orelse) if _spelled(one) != "-1"]
-        written.update(id(part) for value in values for part in ast.walk(value) if not isinstance(part, ast.Compare))
+        written.update(id(part) for value in values for part in walk(value) if not isinstance(part, ast.Compare))
     return written

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
 from accumlint.source.rehearsal.evaluate import bind
 from accumlint.source.rehearsal.state import DEEPEST_CALL, Call, Frame, State
@@ -300,9 +301,9 @@ class SourceRaised(Exception):
 
 def _never_ends(node: ast.AST) -> bool:
     """`while True:` without a break or return."""
-    for part in ast.walk(node):
+    for part in walk(node):
         if isinstance(part, ast.While) and isinstance(part.test, ast.Constant) and part.test.value:
-            return not any(isinstance(one, (ast.Break, ast.Return)) for one in ast.walk(part))
+            return not any(isinstance(one, (ast.Break, ast.Return)) for one in walk(part))
     return False
 
 

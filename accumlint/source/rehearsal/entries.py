@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from accumlint.source.reading.index import BACKWARD_NAMES, FunctionNode, Index, terminal
+from accumlint.source.reading.nodes import walk
 from accumlint.trace import Kind
 
 TEST_NAME = re.compile(r"^_?tests?_|^_?test$")
@@ -53,7 +54,7 @@ def outermost(index: Index) -> list[FunctionNode]:
     every = [function for functions in index.functions.values() for function in functions if id(function) not in tests]
     reaching = [function for function in every if Kind.BACKWARD in index.kinds(function) and index.kinds(function) & JUDGED]
     called = {id(callee) for function in reaching for callee in index.calls_of(function) if callee is not function}
-    nested = {id(part) for function in reaching for part in ast.walk(function) if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    nested = {id(part) for function in reaching for part in walk(function) if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
     return sorted((function for function in reaching if id(function) not in nested), key=lambda function: (id(function) in called, function.lineno))
 
 
@@ -62,7 +63,7 @@ def reached(index: Index, entry: FunctionNode) -> set[int]:
     pending, seen, found = [entry], {id(entry)}, set()
     while pending:
         function = pending.pop()
-        found |= index.once("backwards", function, lambda node: {id(part) for part in ast.walk(node) if isinstance(part, ast.Call) and index.is_backward(part)})
+        found |= index.once("backwards", function, lambda node: {id(part) for part in walk(node) if isinstance(part, ast.Call) and index.is_backward(part)})
         for callee in index.calls_of(function):
             if id(callee) not in seen:
                 seen.add(id(callee))
@@ -75,6 +76,6 @@ def _inside_tests(tree: ast.Module) -> Iterator[int]:
     while pending:
         node = pending.pop()
         if is_test(node):
-            yield from (id(part) for part in ast.walk(node) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)))
+            yield from (id(part) for part in walk(node) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)))
         else:
             pending.extend(child for child in ast.iter_child_nodes(node) if isinstance(child, (ast.stmt, ast.ExceptHandler)))

@@ -6,6 +6,7 @@ import ast
 import re
 
 from accumlint.source.reading.index import Index, terminal
+from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.trace import Evidence
 
@@ -24,7 +25,7 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
     varying = _varying_names(index.tree)
     for node in index.ignored_targets:
         note("ignored-targets", node, "targets are set to the ignored index")
-    for node in ast.walk(index.tree):
+    for node in walk(index.tree):
         if isinstance(node, ast.Call):
             name = terminal(node.func)
             if PADDING.fullmatch(name):
@@ -41,12 +42,12 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
 def _varying_names(tree: ast.Module) -> set[str]:
     """Names that take a different number each time: loop variables over sizes, random integers."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.comprehension) and not _is_range(node.iter):
-            names.update(part.id for part in ast.walk(node.target) if isinstance(part, ast.Name))
+            names.update(part.id for part in walk(node.target) if isinstance(part, ast.Name))
         elif isinstance(node, ast.Assign):
             drawn = isinstance(node.value, ast.Call) and terminal(node.value.func) in {"int"} | RANDOM and any(
-                isinstance(part, ast.Call) and terminal(part.func) in RANDOM for part in ast.walk(node.value)
+                isinstance(part, ast.Call) and terminal(part.func) in RANDOM for part in walk(node.value)
             )
             if drawn and all(isinstance(target, ast.Name) for target in node.targets):
                 names.update(target.id for target in node.targets if isinstance(target, ast.Name))
@@ -59,4 +60,4 @@ def _is_range(node: ast.expr) -> bool:
 
 def _has_varying_shape(call: ast.Call, varying: set[str]) -> bool:
     shapes = [arg for arg in call.args if isinstance(arg, (ast.Tuple, ast.List, ast.Name))]
-    return any(isinstance(part, ast.Name) and part.id in varying for shape in shapes for part in ast.walk(shape))
+    return any(isinstance(part, ast.Name) and part.id in varying for shape in shapes for part in walk(shape))

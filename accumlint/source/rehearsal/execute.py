@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from accumlint.source.reading.index import terminal
+from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.arithmetic import combine
 from accumlint.source.rehearsal.state import BREAK, CONTINUE, Frame, Leave, Signal, State
 from accumlint.source.rehearsal.values import (
@@ -365,7 +366,7 @@ class Statements(State):
 
     def _guard_counts(self, test: ast.expr) -> None:
         """A count that was asked about is no longer divided by unseen."""
-        for part in ast.walk(test):
+        for part in walk(test):
             if isinstance(part, ast.Name):
                 value = self.frame.find(part.id)
                 if isinstance(value, Opaque) and value.quantity is not None:
@@ -439,7 +440,7 @@ class Statements(State):
 
     def _counts(self, statements: Sequence[ast.stmt]) -> bool:
         """Whether statements advance a counter that something is compared with or divided by."""
-        counters = {terminal(part.target) for each in statements for part in ast.walk(each) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Add)}
+        counters = {terminal(part.target) for each in statements for part in walk(each) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Add)}
         return bool(counters & self.index.tested_names)
 
     def _both(self, node: ast.If, test: Opaque) -> Signal | None:
@@ -650,7 +651,7 @@ def _leaves(body: Sequence[ast.stmt]) -> set[str]:
 
 
 def _multiplies_by_zero(body: Sequence[ast.stmt]) -> bool:
-    products = [part for each in body for part in ast.walk(each) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult)]
+    products = [part for each in body for part in walk(each) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult)]
     return any(isinstance(one, ast.Constant) and one.value == 0 for part in products for one in (part.left, part.right))
 
 
@@ -664,7 +665,7 @@ def _reraises(handler: ast.ExceptHandler) -> bool:
 
 
 def _returns_value(node: ast.If) -> bool:
-    return any(isinstance(part, ast.Return) and part.value is not None for part in ast.walk(node))
+    return any(isinstance(part, ast.Return) and part.value is not None for part in walk(node))
 
 
 def _loaded(target: ast.expr) -> ast.expr:
@@ -708,4 +709,4 @@ def _is_main_guard(test: ast.expr) -> bool:
 
 
 def _is_modulus(test: ast.expr, text: str) -> bool:
-    return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and text in ast.unparse(part.right) for part in ast.walk(test))
+    return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and text in ast.unparse(part.right) for part in walk(test))

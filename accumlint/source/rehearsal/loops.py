@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 
 from accumlint.source.reading.index import terminal
+from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.iterate import MOST_TURNS, STOP, Plan
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn
@@ -135,7 +136,7 @@ class Loops(State):
             return False
         if self.world.knowledge.is_accumulation_name(plan.root.text) or not isinstance(node.target, ast.Name):
             return True
-        return not any(isinstance(part, ast.Name) and part.id == node.target.id for statement in node.body for part in ast.walk(statement))
+        return not any(isinstance(part, ast.Name) and part.id == node.target.id for statement in node.body for part in walk(statement))
 
     def _abstract(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int) -> Signal | None:
         """A loop without events is run for its values; what it counts in an unknown number of turns is not known."""
@@ -158,7 +159,7 @@ class Loops(State):
 
     def _forget(self, node: ast.For | ast.AsyncFor, plan: Plan) -> None:
         """After a loop of unknown length: lists it filled are open, numbers it counted unknown."""
-        for part in ast.walk(node):
+        for part in walk(node):
             if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in {"append", "extend"}:
                 grown = self.force(self.eval(part.func.value))
                 if isinstance(grown, Items):

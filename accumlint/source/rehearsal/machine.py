@@ -345,6 +345,8 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             targets = self.owners_of_gradient(gradient)
             if isinstance(value, Known) and value.value is None:
                 self.recorder.emit(Kind.ZERO, target, targets=targets)
+            elif isinstance(gradient, Opaque) and isinstance(gradient.owner, Opaque) and gradient.owner.name in {"weight", "bias"}:
+                pass  # one parameter's own gradient, such as rows of an embedding that are masked: no normalisation
             elif isinstance(value, Opaque) and value.weight is not None and value.weight.factors:
                 self.recorder.emit(Kind.NORMALIZE, target, targets=targets, weight=Weight(value.weight.factors))
             return True

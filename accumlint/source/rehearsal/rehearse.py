@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from accumlint.source.reading.index import FunctionNode, Index
+from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.calls import SourceRaised
@@ -189,7 +190,7 @@ class Rehearsal:
 def _flags(function: ast.AST) -> frozenset[str]:
     """The names that a function asks for their truth, or compares with a constant: settings of the call, not its data."""
     found: set[str] = set()
-    pending: list[ast.expr] = [part.test for part in ast.walk(function) if isinstance(part, (ast.If, ast.IfExp, ast.Assert))]
+    pending: list[ast.expr] = [part.test for part in walk(function) if isinstance(part, (ast.If, ast.IfExp, ast.Assert))]
     while pending:
         test = pending.pop()
         if isinstance(test, ast.Name):
@@ -274,15 +275,19 @@ def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehea
     if not trains(source.tree):
         return
     index = Index(source.tree)
+    entries = outermost(index)
+    alone = module_reaches(index)
+    if not entries and not alone:
+        return
     relevance = Relevance(index)
     chosen = options or Options()
     covered: set[int] = set()
-    if module_reaches(index):
+    if alone:
         rehearsal = Rehearsal(source, index, relevance, chosen, None)
         if _works(rehearsal):
             yield rehearsal
         covered |= rehearsal.covered
-    for entry in outermost(index):
+    for entry in entries:
         own = reached(index, entry)
         if not own or own <= covered:
             continue

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from accumlint.source.reading.index import CLIP_NAMES
+from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
 from accumlint.source.rehearsal.values import NONE, Function, Instance, Items, Known, Mapping, Opaque, Stream, Thing, Value, actor_of, key_of
 from accumlint.source.vocabulary.base import Handler, as_actor, last_name, modules_of, parameters_owner, receiver_of, role_of
@@ -185,7 +186,7 @@ def taken(state: Machine, call: Call) -> Value | None:
 
 
 def _reads_gradients(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(node))
+    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in walk(node))
 
 
 def _concerned(state: Machine, values: list[Value]) -> tuple[Actor, ...]:

@@ -1,0 +1,38 @@
+"""Walking over syntax trees, faster than the standard library does: without contexts and other leaves that carry nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+_LEAVES = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+_PLAIN_FIELDS = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "name", "names", "n", "s", "kind", "type_comment", "level", "module", "asname", "conversion"})
+_fields: dict[type[ast.AST], tuple[str, ...]] = {}
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a tree in source order, parents before children; operators and contexts are left out."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        kind = node.__class__
+        names = _fields.get(kind)
+        if names is None:
+            names = _fields[kind] = _children_of(kind)
+        for name in names:
+            value = getattr(node, name, None)
+            if value.__class__ is list:
+                stack.extend(reversed(value) if len(value) > 1 else value)  # type: ignore[arg-type]
+            elif value is not None and isinstance(value, ast.AST):
+                stack.append(value)
+
+
+def _children_of(kind: type[ast.AST]) -> tuple[str, ...]:
+    """The fields that can hold nodes, last first, so that a stack gives them back in order."""
+    plain = set(_PLAIN_FIELDS)
+    if kind in {ast.Import, ast.ImportFrom}:
+        plain.discard("names")
+    if kind in {ast.Constant}:
+        return ()
+    return tuple(name for name in reversed(kind._fields) if name not in plain)
