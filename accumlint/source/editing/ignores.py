@@ -51,9 +51,14 @@ def from_row(row: Sequence[Any]) -> Suppression:
     return Suppression(line, column, end_column, first, last, None if codes is None else tuple(codes), text)
 
 
+def _concerns_us(noqa: re.Match[str]) -> bool:
+    """Whether a `noqa` is blanket or names a code of ours."""
+    return noqa["list"] is None or "ACC" in noqa["list"].upper()
+
+
 def suppressions(text: str) -> list[Suppression]:
     """All suppressions of a file that can concern accumlint."""
-    if _NOQA.search(text) is None and _IGNORE.search(text) is None:
+    if not any(_concerns_us(match) for match in _NOQA.finditer(text)) and _IGNORE.search(text) is None:
         return []
     found: list[Suppression] = []
     waiting: list[tokenize.TokenInfo] = []  # comments on lines of their own, for the statement below

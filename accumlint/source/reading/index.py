@@ -37,6 +37,7 @@ CLIP_NAMES = frozenset(
         "clip_master_grads", "clip_main_grads", "dispatch_clip_grad", "clip_grads",
     }
 )  # fmt: skip
+CLIPPER_NAME = re.compile(r"grad\w*_?clip|clip\w*_?grad", re.IGNORECASE)
 LOSS_WORDS = re.compile(r"loss|cross_entropy|criterion|nll|mse|bce|\bkl_div|perplexity|entropy", re.IGNORECASE)
 TRACKED = frozenset(
     {
@@ -367,8 +368,10 @@ class Index:
         receiver = terminal(call.func.value) if isinstance(call.func, ast.Attribute) else ""
         if name in BACKWARD_NAMES:
             return {Kind.BACKWARD}
-        if name == "step" and isinstance(call.func, ast.Attribute):
+        if name == "step" and isinstance(call.func, ast.Attribute) and not CLIPPER_NAME.search(receiver):
             return self._step_kinds(receiver, call)
+        if name in {"step", "clip"} and CLIPPER_NAME.search(receiver):
+            return {Kind.CLIP}
         if name == "zero_grad":
             return {Kind.ZERO}
         if name in {"unscale_", "unscale_gradients"}:

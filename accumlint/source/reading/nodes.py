@@ -5,25 +5,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-_LEAVES = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 _PLAIN_FIELDS = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "name", "names", "n", "s", "kind", "type_comment", "level", "module", "asname", "conversion"})
 _fields: dict[type[ast.AST], tuple[str, ...]] = {}
 
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:
     """Every node of a tree in source order, parents before children; operators and contexts are left out."""
-    stack = [node]
+    stack: list[ast.AST | None] = [node]
     while stack:
-        node = stack.pop()
-        yield node
-        kind = node.__class__
+        current = stack.pop()
+        if current is None:  # `**rest` in a dict, a keyword-only argument without a default
+            continue
+        yield current
+        kind = current.__class__
         names = _fields.get(kind)
         if names is None:
             names = _fields[kind] = _children_of(kind)
         for name in names:
-            value = getattr(node, name, None)
+            value = getattr(current, name, None)
             if value.__class__ is list:
-                stack.extend(reversed(value) if len(value) > 1 else value)  # type: ignore[arg-type]
+                stack.extend(reversed(value))
             elif value is not None and isinstance(value, ast.AST):
                 stack.append(value)
 

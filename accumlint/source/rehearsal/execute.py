@@ -64,7 +64,7 @@ class Statements(State):
         if isinstance(test, Known) and test.origin is not None and not isinstance(node.test, (ast.Compare, ast.BoolOp)):
             origin = test.origin
         cause = self._cause(test)
-        if cause == "counter" and self.index.holds(origin, ast.Mod):
+        if cause == "counter" and self.index.has_modulo(origin):
             cause = "gate"  # `i % 4 == 3`: K in place
         self.recorder.guards.append(Guard(self.recorder.place(origin), self.recorder.text(origin), cause, holds))
         try:
@@ -578,7 +578,8 @@ class Statements(State):
     def _exec_Try(self, node: ast.Try) -> Signal | None:
         handlers = [handler for handler in node.handlers if self._swallows(handler)]
         kinds = self.index.kinds(node.body)
-        if handlers and kinds & {Kind.BACKWARD, Kind.STEP} and not any(self.index.reaches_backward_in_loop(one) for one in node.body):
+        # Around the step alone gradients are reduced already: what overflows there does so on every rank.
+        if handlers and Kind.BACKWARD in kinds and not any(self.index.reaches_backward_in_loop(one) for one in node.body):
             self._note_exception(handlers[0], kinds)
         try:
             signal = self.block(node.body)
@@ -595,7 +596,7 @@ class Statements(State):
 
     def _swallows(self, handler: ast.ExceptHandler) -> bool:
         name = self.recorder.text(handler.type) if handler.type is not None else ""
-        if any(word in name for word in ("Stop", "Interrupt", "Import", "Exhaust", "Empty", "EOF", "End", "Key", "Index", "Attribute", "Type", "File", "Name")):
+        if any(word in name for word in ("Stop", "Interrupt", "Import", "Exhaust", "Empty", "EOF", "End", "Key", "Index", "Attribute", "Type", "File", "Name", "Overflow")):
             return False
         return not self.index.once("reraises", handler, lambda _: _reraises(handler))
 

@@ -358,7 +358,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             if made.name == "grad":
                 made.weight = Weight()
             elif value.forwards and LOSS_WORDS.search(name) and value.key[0] == "forward":
-                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),), known="counted" not in value.causes)
+                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),), known="counted" not in value.causes and _is_of_forward(value))
                 made.reduced = True
         return made
 
@@ -412,6 +412,14 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         if isinstance(made, Opaque) and isinstance(target, (ast.Name, ast.Attribute)):
             self._name_loss(made, self.recorder.text(target), target)
         return made
+
+
+def _is_of_forward(value: Opaque) -> bool:
+    """Whether a value is what a model returned, or a part of that, and not what an unfollowed function made of it."""
+    source: Value | None = value
+    while isinstance(source, Opaque) and source.key[0] in {"part", "[]", "."} and source.owner is not None:
+        source = source.owner
+    return isinstance(source, Opaque) and source.key[0] == "forward"
 
 
 def _moves(value: Value) -> bool:

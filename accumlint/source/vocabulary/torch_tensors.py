@@ -260,7 +260,7 @@ def _named_criterion(state: Machine, call: Call) -> Value | None:
     if not CRITERION_NAME.search(name):
         return None
     made = state.opaque(("call", name, *state.key(*values)), state.recorder.text(call.node), *tensors, attached=True)
-    known = not call.path or call.path.startswith("torch.")
+    known = (not call.path or call.path.startswith("torch.")) and not _is_imported_object(call.function)
     if state.no_grad:
         made.forwards, made.attached = frozenset(), False
         return made
@@ -269,6 +269,13 @@ def _named_criterion(state: Machine, call: Call) -> Value | None:
     made.causes |= {"loss"}
     state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
     return made
+
+
+def _is_imported_object(function: Value) -> bool:
+    """Whether a criterion is an object of a class that comes from elsewhere, other than from torch."""
+    if not isinstance(function, Opaque) or function.key[0] != "call" or not isinstance(function.key[1], tuple) or function.key[1][0] != "import":
+        return False
+    return not str(function.key[1][1]).startswith("torch.")
 
 
 def _operand(state: Machine, call: Call) -> Opaque | None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.index import CLIP_NAMES
+from accumlint.source.reading.index import CLIP_NAMES, CLIPPER_NAME
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
 from accumlint.source.rehearsal.values import NONE, Function, Instance, Items, Known, Mapping, Opaque, Stream, Thing, Value, actor_of, key_of
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 ENGINE_NAME = re.compile(r"accelerat|fabric|engine|booster|deepspeed|(^|\.)self$|optim|trainer|strategy|plugin|precision|runner", re.IGNORECASE)
 
-CLIPPER_NAME = re.compile(r"grad\w*_?clip|clip\w*_?grad", re.IGNORECASE)
 
 
 def backward(state: Machine, call: Call) -> Value | None:
@@ -93,6 +92,8 @@ def _owner_of_parameter(value: Value) -> Value | None:
 def step(state: Machine, call: Call) -> Value | None:
     """`optimizer.step()`, `scheduler.step()`, `scaler.step(optimizer)`."""
     owner = state.force(receiver_of(call) or NONE)
+    if CLIPPER_NAME.search(last_name(owner)) and call.args:
+        return clip(state, call)
     role = _stepping_role(state, owner, call)
     if role is Role.SCALER:
         scaler = as_actor(state, owner, Role.SCALER)
