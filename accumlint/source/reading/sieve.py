@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from bisect import bisect_right
 
 _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -30,6 +31,12 @@ _QUOTED = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 
+# Tests do odd things on purpose, and nobody trains with them.
+TEST_NAME = r"^_?tests?_|^_?test$"
+TEST_CLASS = r"Test(Case|Base|s)?$|^Test|TestCase"
+_DEFINITION = re.compile(rb"^(?P<indent>[ \t]*)(?:async[ \t]+)?(?P<kind>def|class)[ \t]+(?P<name>\w+)", re.MULTILINE)
+_ANY_BACKWARD = re.compile(rb"backward\b|loss_scaler\(|train_batch\(")
+
 _SUPPRESSION = re.compile(rb"#.*?(?:accumlint:\s*(?:file-)?ignore|noqa\b[^#\r\n]*\bACC\d)", re.IGNORECASE)
 
 
@@ -44,7 +51,38 @@ def _trains(data: bytes) -> bool:
     if not (_reaches_backward(data) and _updates(data)):
         return False
     code = _QUOTED.sub(b"''", data)
-    return _reaches_backward(code) and _updates(code) and _REPEATED.search(code) is not None
+    if not (_reaches_backward(code) and _updates(code) and _REPEATED.search(code) is not None):
+        return False
+    return b"est" not in code or not _only_tests(code)
+
+
+def _only_tests(code: bytes) -> bool:
+    """Whether every backward stands in a test, going by the indentation of what is defined around it."""
+    heads = [(match.start(), len(match["indent"]), _is_test(match)) for match in _DEFINITION.finditer(code)]
+    if not any(test for _, _, test in heads):
+        return False
+    starts = [start for start, _, _ in heads]
+    return all(_stands_in_test(match.start(), code, heads, starts) for match in _ANY_BACKWARD.finditer(code))
+
+
+def _is_test(match: re.Match[bytes]) -> bool:
+    if match["kind"] == b"class":
+        return re.search(TEST_CLASS.encode(), match["name"]) is not None
+    return re.search(TEST_NAME.encode(), match["name"]) is not None
+
+
+def _stands_in_test(at: int, code: bytes, heads: list[tuple[int, int, bool]], starts: list[int]) -> bool:
+    line = code.rfind(b"\n", 0, at) + 1
+    indent = len(code[line:at]) - len(code[line:at].lstrip())
+    for position in range(bisect_right(starts, at) - 1, -1, -1):
+        _, depth, test = heads[position]
+        if depth < indent:
+            if test:
+                return True
+            indent = depth
+            if depth == 0:
+                break
+    return False
 
 
 def _reaches_backward(code: bytes) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 from accumlint.source.reading.index import BACKWARD_NAMES, FunctionNode, Index, terminal
 from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.sieve import TEST_CLASS, TEST_NAME
 from accumlint.trace import Kind
 
-TEST_NAME = re.compile(r"^_?tests?_|^_?test$")
-TEST_CLASS = re.compile(r"Test(Case|Base|s)?$|^Test|TestCase")
+IS_TEST = re.compile(TEST_NAME)
+IS_TEST_CLASS = re.compile(TEST_CLASS)
 HELPERS = frozenset({"loss_scaler"})  # objects that do the backward themselves when called
 
 # What a rule can speak of: an update, or the switching of synchronisation around a backward.
@@ -21,9 +22,9 @@ JUDGED = frozenset({Kind.STEP, Kind.SYNC_OFF})
 def is_test(node: ast.AST) -> bool:
     """Whether a function or class is a test: tests do odd things on purpose, and nobody trains with them."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return TEST_NAME.match(node.name) is not None
+        return IS_TEST.match(node.name) is not None
     if isinstance(node, ast.ClassDef):
-        return TEST_CLASS.search(node.name) is not None or any(TEST_CLASS.search(terminal(base)) for base in node.bases)
+        return IS_TEST_CLASS.search(node.name) is not None or any(IS_TEST_CLASS.search(terminal(base)) for base in node.bases)
     return False
 
 

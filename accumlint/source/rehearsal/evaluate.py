@@ -417,6 +417,8 @@ class Expressions(State):
         if base.born or "data" in base.causes:
             base.causes |= self._selects(left, right)
         base.gates |= gates
+        if isinstance(left, Opaque) and left.quantity is Quantity.INPUTS and isinstance(right, Known) and right.value == 0:
+            base.agreed = False  # whether there is anything at all differs from rank to rank, unlike the size of a batch
         if not negative:
             return base
         return self.opaque(("not", key), text, base, negated=base, gates=base.gates)
