@@ -51,7 +51,7 @@ from accumlint.rules._division import Contribution, Normalised, accumulating, co
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.trace import Trace
+from accumlint.trace import Accumulation, Trace
 from accumlint.weight import Quantity
 
 OTHERWISE_RIGHT = ("sum-convention", "engine-divides", "replays-features")
@@ -64,7 +64,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     k = setting(trace)
     for window, contributions in accumulating(trace):
         for each in contributions:
-            if _undivided(each) and not _divided_by_hook(trace, each):
+            if _undivided(each, trace.accumulation) and not _divided_by_hook(trace, each):
                 text = each.backward.text or "the backward"
                 yield at(
                     "ACC202",
@@ -77,11 +77,11 @@ def check(trace: Trace) -> Iterator[Finding]:
                 )
 
 
-def _undivided(contribution: Contribution) -> bool:
+def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:
     weight = contribution.weight
     if weight.mixed or contribution.normalised is not Normalised.MICRO_BATCH:
         return False
-    if any(factor.value != 1 for factor in weight.of(Quantity.ACCUMULATION)):
+    if any(factor.value != 1 or factor.root == accumulation.text for factor in weight.of(Quantity.ACCUMULATION)):
         return False  # the element count of a scalar is 1, whatever K is
     return not any(factor.power < 0 or (factor.value is not None and factor.value < 1) for factor in weight.of(Quantity.CONSTANT))
 

@@ -208,6 +208,8 @@ class Index:
         if isinstance(node.func, ast.Attribute):
             own = list(self.methods.get(name, ())) + [function for function in self.functions.get(name, ()) if function not in self.owner]
             return own or self.aliases.get(name) or self._called_instances(name, guess=False)
+        if isinstance(node.func, ast.Call) and terminal(node.func.func) == "getattr" and len(node.func.args) > 1:
+            return self._methods_named(node.func.args[1])
         if isinstance(node.func, ast.Subscript):
             return self.aliases.get(terminal(node.func.value)) or list(self.methods.get("forward", ()))
         return []
@@ -218,6 +220,17 @@ class Index:
         if known is None:
             return list(self.methods.get("__call__", ())) if guess else []
         return [member for cls in known for member in self.class_methods(self.classes[cls]) if member.name == "__call__"]
+
+    def _methods_named(self, name: ast.expr) -> list[FunctionNode]:
+        """The methods that `getattr(hook, name)` may give: where the name is not in place, those whose names are written out somewhere."""
+        names = {name.value} if isinstance(name, ast.Constant) else self.written_names
+        return [method for each in names if isinstance(each, str) for method in self.methods.get(each, ())]
+
+    @cached_property
+    def written_names(self) -> frozenset[str]:
+        """The methods of the file whose names stand as strings in it."""
+        texts = {node.value for node in ast.walk(self.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        return frozenset(texts & self.methods.keys())
 
     @cached_property
     def aliases(self) -> dict[str, list[FunctionNode]]:

@@ -97,6 +97,8 @@ class Relevance:
                     sources[name] |= _names(node.iter)
             elif isinstance(node, ast.keyword) and node.arg is not None:
                 sources[node.arg] |= _names(node.value)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FILLS:
+                sources[terminal(node.func.value)] |= {name for arg in node.args for name in _names(arg)}
         pending = list(needed)
         while pending:
             for name in sources.get(pending.pop(), ()):
@@ -107,6 +109,7 @@ class Relevance:
         return frozenset(needed)
 
 
+FILLS = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault", "put"})
 TRACKED_QUIET = frozenset({"item", "detach", "tolist", "cpu", "numpy", "format", "join", "time", "perf_counter"})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from bisect import bisect_right
+from collections.abc import Iterator
 
 _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -35,7 +36,6 @@ _QUOTED = re.compile(
 TEST_NAME = r"^_?tests?_|^_?test$"
 TEST_CLASS = r"Test(Case|Base|s)?$|^Test|TestCase"
 _DEFINITION = re.compile(rb"^(?P<indent>[ \t]*)(?:async[ \t]+)?(?P<kind>def|class)[ \t]+(?P<name>\w+)", re.MULTILINE)
-_ANY_BACKWARD = re.compile(rb"backward\b|loss_scaler\(|train_batch\(")
 
 _SUPPRESSION = re.compile(rb"#.*?(?:accumlint:\s*(?:file-)?ignore|noqa\b[^#\r\n]*\bACC\d)", re.IGNORECASE)
 
@@ -62,7 +62,17 @@ def _only_tests(code: bytes) -> bool:
     if not any(test for _, _, test in heads):
         return False
     starts = [start for start, _, _ in heads]
-    return all(_stands_in_test(match.start(), code, heads, starts) for match in _ANY_BACKWARD.finditer(code))
+    return all(_stands_in_test(at, code, heads, starts) for at in _backwards(code))
+
+
+def _backwards(code: bytes) -> Iterator[int]:
+    """Where something is called that does a backward."""
+    yield from (match.start() for match in _BACKWARD_CALL.finditer(code))
+    for word in _BACKWARD_WORDS:
+        at = code.find(word)
+        while at >= 0:
+            yield at
+            at = code.find(word, at + 1)
 
 
 def _is_test(match: re.Match[bytes]) -> bool:

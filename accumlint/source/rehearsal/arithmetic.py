@@ -245,6 +245,8 @@ def _number_factor(state: State, value: Known, power: int, node: ast.AST, text: 
     accumulations = state.world.knowledge.accumulations
     number = Fraction(value.value).limit_denominator(10**6) if isinstance(value.value, (int, float, Fraction)) and value.value == value.value and abs(value.value) < LARGEST_NUMBER else None
     own = [root for root in value.roots if root.key in accumulations or root.kind == "window"]
+    if own and number is not None and 0 < number < 1:
+        power, number = -power, 1 / number  # 1 / K, worked out before
     if own:
         return Factor(Quantity.ACCUMULATION, power, number, text, place, root=own[0].text)
     if WORLD_NAME.search(_last(text)):

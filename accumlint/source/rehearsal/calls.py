@@ -275,7 +275,7 @@ class Calls(State):
         made.attached = any(isinstance(part, Opaque) and part.attached for part in parts)
         tracked = tuple(actor for actor in (actor_of(value) for value in call.values) if actor is not None)
         nested = tuple(actor for value in call.values if isinstance(value, Instance) for actor in map(actor_of, value.attributes.values()) if actor is not None)
-        if (tracked or nested) and self.forward is None:
+        if (tracked or nested) and self.forward is None and not isinstance(call.function, Builtin):
             self.recorder.emit(Kind.OPAQUE, call.node, targets=tracked + nested)
         for value in call.values:
             if isinstance(value, (Function, Partial)) and self.index.kinds(_node_of(value)):

@@ -595,6 +595,8 @@ class Expressions(State):
     def method(self, receiver: Value, name: str, node: ast.AST) -> Value:
         """What `receiver.name` is when it is about to be called."""
         if isinstance(receiver, (Thing, Context, Stream, Items, Known, Phi)):
+            if isinstance(receiver, Thing) and name in {"module", "_orig_mod"} and receiver.inner is not None:
+                return receiver.inner
             known = receiver.attributes.get(name) if isinstance(receiver, Thing) else None
             return known if known is not None else Method(receiver, name)
         return self.attribute(receiver, name, node)

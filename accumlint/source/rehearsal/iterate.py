@@ -117,9 +117,9 @@ class Iteration(State):
 
     def _fixed_item(self, value: Items, at: int, node: ast.AST) -> Value:
         item = value.items[at]
-        if value.data and at > 0 and not _carries(item):
+        if value.data and at > 0 and not carries(item):
             return self.again_at(item, node)
-        if _carries(item):
+        if carries(item):
             return self._retake(item, node)
         return item
 
@@ -132,7 +132,7 @@ class Iteration(State):
         """Another batch like the sample."""
         if isinstance(item, Items):
             return Items([self.again_at(part, node) for part in item.items], item.kind, open=item.open, data=item.data)
-        if isinstance(item, Mapping) and _carries(item):
+        if isinstance(item, Mapping) and carries(item):
             return Mapping({key: self.again_at(part, node) for key, part in item.items.items()}, item.key, item.text)
         if isinstance(item, Opaque) and actor_of(item) is None and not item.forwards:
             made = self.datum(node, item.text)
@@ -325,10 +325,10 @@ class Iteration(State):
         return self.datum(node, "batch")
 
 
-def _carries(item: Value) -> bool:
+def carries(item: Value) -> bool:
     """Whether an item of a list is data."""
     if isinstance(item, Items):
-        return any(_carries(part) for part in item.items)
+        return any(carries(part) for part in item.items)
     if isinstance(item, Mapping):
-        return any(_carries(part) for part in item.items.values())
+        return any(carries(part) for part in item.items.values())
     return isinstance(item, Opaque) and bool(item.born) and not item.forwards

@@ -251,7 +251,18 @@ def _accumulation(machine: Machine, events: tuple[Event, ...]) -> Accumulation |
         return Accumulation(root.text, machine.world.k)
     first = next((event for event in events if event.kind is Kind.BACKWARD and event.turns), None)
     pieces = machine.pieces.get(first.turns[-1].line) if first is not None else None
-    return Accumulation(f"len({pieces})", machine.world.k) if pieces else None
+    return Accumulation(f"len({pieces})", _first_window(events) or machine.world.k) if pieces else None
+
+
+def _first_window(events: tuple[Event, ...]) -> int:
+    """How many micro-batches go backward before the first step."""
+    found: set[int] = set()
+    for event in events:
+        if event.kind is Kind.STEP and found:
+            break
+        if event.kind is Kind.BACKWARD:
+            found.add(event.micro_batch)
+    return len(found)
 
 
 def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation | None) -> bool:
