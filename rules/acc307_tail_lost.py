@@ -50,7 +50,7 @@ closes later than a full one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -68,7 +68,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         return
     boundaries = Boundaries(trace)
     for optimizer in trace.optimizers:
-        windows = trace.windows(optimizer)
+        windows = tuple(dropwhile(lambda window: not boundaries.own(window), trace.windows(optimizer)))  # a step before the training fills none
         if windows and _starts_with_a_full_one(boundaries, windows):
             for window in windows[1:]:
                 yield from _leftovers(boundaries, windows[0], window)

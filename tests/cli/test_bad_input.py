@@ -154,7 +154,10 @@ AROUND = {
     "growing values": "x, s, n = [1], 'a', 3\nfor i in range(200):\n    x = x + x\n    s = s + s\n    n *= n\n    f(x, s, n)\n",
     "division by zero": "a = 1 // 0\nb = 1 % 0\nc = 0.0 ** -1\nfor i in range(0):\n    f(a, b, c).backward()\n",
     "many settings": "".join(f"if args.a{at}:\n    optimizer.zero_grad(set_to_none=True)\n" for at in range(60)),
-    "nested loops": "".join("    " * at + f"for i{at} in range(5):\n" for at in range(12)) + "    " * 12 + "f(x).backward()\n",
+    "nested loops": "def deep():\n"
+    + "".join("    " * at + f"for i{at} in range(5):\n" for at in range(1, 13))
+    + "    " * 13
+    + "f(x).backward()\n",
 }
 READABLE |= {name: (code + GUILTY).encode() for name, code in AROUND.items()}
 

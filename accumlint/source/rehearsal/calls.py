@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 SMALL_FUNCTION = 40  # statements: a function this small is followed even if no training word stands in it
 MOST_RECURSION = 2
+HARMLESS = re.compile(r"^_?(get|unwrap|count|print|log|save|eval|valid|has|is|num|watch|summar|describe)", re.IGNORECASE)  # names of calls that train nothing
 
 
 class Calls(State):
@@ -275,7 +277,7 @@ class Calls(State):
         made.attached = any(isinstance(part, Opaque) and part.attached for part in parts)
         tracked = tuple(actor for actor in (actor_of(value) for value in call.values) if actor is not None)
         nested = tuple(actor for value in call.values if isinstance(value, Instance) for actor in map(actor_of, value.attributes.values()) if actor is not None)
-        if (tracked or nested) and self.forward is None and not isinstance(call.function, Builtin):
+        if (tracked or nested) and self.forward is None and not isinstance(call.function, Builtin) and not HARMLESS.search(call.name):
             self.recorder.emit(Kind.OPAQUE, call.node, targets=tracked + nested)
         for value in call.values:
             if isinstance(value, (Function, Partial)) and self.index.kinds(_node_of(value)):

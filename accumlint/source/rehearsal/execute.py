@@ -327,7 +327,19 @@ class Statements(State):
         if isinstance(test, Opaque):
             return self._unknown_branch(node, test, rest)
         holds = self.truth(test)
+        if holds and _leaves(node.body) == {"raise"} and isinstance(test, Known) and self._is_open_length(test, node.test):
+            holds = False  # the run that trains does not end here
         return self._guarded(node, node.body if holds else node.orelse, test, holds)
+
+    def _is_open_length(self, test: Known, node: ast.expr) -> bool:
+        """Whether a test of what must not be is about the number of some things, as far as nobody knows it."""
+        lengths = [root for root in test.roots if root.kind == "length"]
+        if not lengths:
+            return False
+        if self.index.holds(node, ast.Mod):
+            for root in lengths:
+                self.world.knowledge.learn_divisible(root)
+        return True
 
     def _learn_gate(self, node: ast.If, test: Value, rest: Sequence[ast.stmt]) -> None:
         """What an update is gated by is K."""
