@@ -74,6 +74,8 @@ def _compared(trace: Trace, boundaries: Boundaries, before: Window, window: Wind
     inputs, earlier = _inputs(forwards), _inputs(_forwards(boundaries, before))
     if trace.accumulation is None or len(inputs) != trace.accumulation.value or len(inputs) < 2 or not all(inputs):
         return
+    if len({forward.micro_batch for forward in forwards}) < 2:  # several losses of one batch, not a window
+        return
     fetch = _fetch(trace, forwards[0])
     k = trace.accumulation.text
     fresh = SHUFFLED not in fetch.options and (RESTARTED in fetch.options or FRESH.search(fetch.text))

@@ -419,13 +419,21 @@ class Index:
         found = False
         for part in walk(node):
             if isinstance(part, (ast.For, ast.AsyncFor, ast.While)):
-                found = Kind.BACKWARD in self.kinds(part)
+                found = Kind.BACKWARD in self.kinds(part) and not self._only_dispatches(part)
             elif isinstance(part, ast.Call):
                 found = any(self.reaches_backward_in_loop(callee) for callee in self.callees(part))
             if found:
                 break
         self._loops[id(node)] = found
         return found
+
+    def _only_dispatches(self, loop: Loop) -> bool:
+        """Whether a loop goes over objects (hooks, callbacks, phases) and only a method of each reaches the backward."""
+        if isinstance(loop, ast.While) or not isinstance(loop.target, ast.Name):
+            return False
+        calls = [part for statement in loop.body for part in walk(statement) if isinstance(part, ast.Call)]
+        reaching = [call for call in calls if Kind.BACKWARD in self._call_kinds(call) or any(Kind.BACKWARD in self.kinds(callee) for callee in self.callees(call))]
+        return bool(reaching) and all(self.callees(call) and _receiver(call) == loop.target.id for call in reaching)
 
     def has_inner_backward_loop(self, loop: Loop) -> bool:
         """Whether a turn of the loop runs another loop with a backward in it."""
@@ -442,12 +450,46 @@ class Index:
             if isinstance(statement, ast.If):
                 if Kind.STEP in self.kinds(statement) and Kind.BACKWARD not in self.kinds(statement):
                     return True
-                if self.holds(statement, ast.Continue) and self.has_modulo(statement.test):
+                if self.holds(statement, ast.Continue) and self._tests_modulus(statement.test, loop):
                     return True
                 pending += statement.body + statement.orelse
             elif isinstance(statement, (ast.With, ast.AsyncWith, ast.Try)):
                 pending += statement.body
         return False
+
+    def _tests_modulus(self, test: ast.expr, loop: Loop) -> bool:
+        """Whether a condition is about a remainder, itself or through a flag that the loop's body sets."""
+        if self.has_modulo(test):
+            return True
+        names = {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
+        flags = (each for each in loop.body if isinstance(each, ast.Assign) and self.has_modulo(each.value))
+        return any(terminal(target) in names for flag in flags for target in flag.targets)
+
+    def following(self, node: ast.stmt) -> list[ast.stmt]:
+        """What comes after a statement in the same turn of the innermost loop, or in the same call."""
+        return self.once("following", node, lambda _: self._find_following(node))
+
+    def _find_following(self, node: ast.AST) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        while id(node) in self._homes:
+            block, at, node = self._homes[id(node)]
+            found += block[at + 1 :]
+            if isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
+                break
+        return found
+
+    @cached_property
+    def _homes(self) -> dict[int, tuple[list[ast.stmt], int, ast.AST]]:
+        """For each statement the block that it stands in, its place there, and the node that the block belongs to."""
+        homes: dict[int, tuple[list[ast.stmt], int, ast.AST]] = {}
+        for parent in walk(self.tree):
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(parent, name, None)
+                for at, statement in enumerate(block if isinstance(block, list) else ()):
+                    homes[id(statement)] = (block, at, parent)
+            for part in (*getattr(parent, "handlers", ()), *getattr(parent, "cases", ())):
+                homes[id(part)] = ([], 0, parent)
+        return homes
 
     def mentions_loss(self, node: ast.AST) -> bool:
         """Whether a function forms a loss, so that following it can tell the weight."""
@@ -456,6 +498,15 @@ class Index:
     def is_open_constant(self, name: str) -> bool:
         """Whether a name is only ever given plain values: a setting, not a counter."""
         return name not in self.augmented and self.assigned.get(name, 0) <= 1
+
+
+def _receiver(call: ast.Call) -> str:
+    """The name that a method is called on, also through `getattr`."""
+    if isinstance(call.func, ast.Call) and terminal(call.func.func) == "getattr" and call.func.args:
+        return terminal(call.func.args[0])
+    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+        return call.func.value.id
+    return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def _names_loss(node: ast.AST) -> bool:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SMALL_FUNCTION = 40  # statements: a function this small is followed even if no training word stands in it
 MOST_RECURSION = 2
+SCALES = re.compile(r"grad|scale|mul|div|norm|average|reduce|sync", re.IGNORECASE)  # of methods that an optimizer of its own kind may change the gradients by
 HARMLESS = re.compile(r"^_?(get|unwrap|count|print|log|save|eval|valid|has|is|num|watch|summar|describe)", re.IGNORECASE)  # names of calls that train nothing
 
 
@@ -277,6 +278,9 @@ class Calls(State):
         made.attached = any(isinstance(part, Opaque) and part.attached for part in parts)
         tracked = tuple(actor for actor in (actor_of(value) for value in call.values) if actor is not None)
         nested = tuple(actor for value in call.values if isinstance(value, Instance) for actor in map(actor_of, value.attributes.values()) if actor is not None)
+        holder = actor_of(receiver)
+        if holder is not None and holder.role in {Role.OPTIMIZER, Role.SCALER} and SCALES.search(call.name):
+            tracked += (holder,)
         if (tracked or nested) and self.forward is None and not isinstance(call.function, Builtin) and not HARMLESS.search(call.name):
             self.recorder.emit(Kind.OPAQUE, call.node, targets=tracked + nested)
         for value in call.values:

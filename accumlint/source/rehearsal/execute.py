@@ -336,7 +336,7 @@ class Statements(State):
         lengths = [root for root in test.roots if root.kind == "length"]
         if not lengths:
             return False
-        if self.index.holds(node, ast.Mod):
+        if self.index.has_modulo(node):
             for root in lengths:
                 self.world.knowledge.learn_divisible(root)
         return True
@@ -349,7 +349,7 @@ class Statements(State):
         if not wanted:
             return
         guarded = self.gates_update(node.body) or self.gates_update(node.orelse)
-        early = any(isinstance(part, ast.Continue) for part in node.body) and self.gates_update(list(rest))
+        early = any(isinstance(part, ast.Continue) for part in node.body) and self.gates_update(self.index.following(node))
         if not (guarded or early):
             return
         if any(root.key in knowledge.proven for root in gates):
@@ -422,7 +422,8 @@ class Statements(State):
         """A condition on data: the normal path is the one that trains; the other one is only noted."""
         kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
         leaves, other_leaves = _leaves(node.body), _leaves(node.orelse)
-        after = self.index.kinds(list(rest))
+        rest = self.index.following(node)
+        after = self.index.kinds(rest)
         if not (kinds or other) and not (leaves or other_leaves):
             return self._both(node, test)
         if bool(leaves) != bool(other_leaves):

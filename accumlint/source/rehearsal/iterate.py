@@ -105,7 +105,8 @@ class Iteration(State):
     def length_root(self, value: Value, text: str = "") -> Root:
         if isinstance(value, (Items, Thing)) and value.length is not None:
             return value.length
-        return Root(("len", key_of(value)), f"len({text})" if text else "len", "length")
+        key = key_of(value)
+        return Root(("len", key[:2] if key[0] == "made" else key), f"len({text})" if text else "len", "length")
 
     def _plan_items(self, value: Items, node: ast.AST) -> Plan:
         if not value.open:
@@ -213,12 +214,17 @@ class Iteration(State):
 
     def _plan_strides(self, value: Stream) -> Plan:
         """`range(0, size, micro)`: K pieces of one batch."""
-        size = 4
-        for part, number in ((value.step, size), (value.stop, size * self.world.k)):
+        stride, end = self.force(value.step) if value.step is not None else None, self.force(value.stop) if value.stop is not None else None
+        size, pieces = 4, self.world.k
+        if isinstance(stride, Known) and isinstance(stride.value, int) and stride.value > 0:
+            size = stride.value
+            if isinstance(end, Known) and isinstance(end.value, int) and 2 <= -(-end.value // size) <= MOST_TURNS:
+                pieces = -(-end.value // size)
+        for part, number in ((stride, size), (end, size * pieces)):
             if isinstance(part, Opaque):
-                self.touched.setdefault(part.key, str(number))
+                self.sizes[part.key] = number
         root = Root(("strides", value.uid), value.text or "range", "window")
-        return Plan(self.world.k, lambda at: Known(at * size, frozenset({root})), root=root, data=True)
+        return Plan(pieces, lambda at: Known(at * size, frozenset({root})), root=root, data=True)
 
     def _plan_enumerate(self, value: Stream, node: ast.AST) -> Plan:
         inner = self.plan(value.parts[0], node)

@@ -104,9 +104,9 @@ class Loops(State):
         micro_loop = self._is_micro_loop(node, plan)
         if plan.root is not None and plan.root.key[0] in {"chunks", "strides"} and Kind.STEP not in self.index.kinds(node.body):
             self.pieces[node.lineno] = plan.root.text
-        elif isinstance(source := self.force(self.eval(node.iter)) if isinstance(node.iter, (ast.Name, ast.Attribute)) else None, Items) and not source.open:
+        elif isinstance(source := self.force(self.eval(node.iter)) if isinstance(node.iter, (ast.Name, ast.Attribute, ast.Subscript)) else None, Items) and not source.open:
             if Kind.BACKWARD in self.index.kinds(node.body) and Kind.STEP not in self.index.kinds(node.body) and any(map(carries, source.items)):
-                self.pieces[node.lineno] = self.recorder.text(node.iter)
+                self.pieces[node.lineno] = self.recorder.text(node.iter.value if isinstance(node.iter, ast.Subscript) else node.iter)
         for at in range(count):
             turn = OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless)
             self.recorder.turns.append(turn)

@@ -118,7 +118,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         data = frozenset().union(*(_born(self.force(value)) for value in call.values)) if call.values else frozenset()
         forwards = frozenset().union(*(_forwards(self.force(value)) for value in call.values)) if call.values else frozenset()
         made = self.opaque(("forward", call.node.lineno, self.steps), self.recorder.text(call.node), *(value for value in call.values if isinstance(value, Opaque)))
-        made.causes |= {"loss"} | ({"counted"} if self._is_given_a_count(call) else set())
+        made.causes |= {"loss"} | ({"unclear-mean"} if self._may_count(call) else set())
         if self.no_grad:
             made.forwards, made.attached = frozenset(), False
             made.causes |= {f"cached:{actor.uid}"} if actor is not None else set()
@@ -146,8 +146,10 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             self._attach(result, event.index)
         return result
 
-    def _is_given_a_count(self, call: Call) -> bool:
-        """Whether a model is told how many targets there are, so that its loss need not be the mean over this batch."""
+    def _may_count(self, call: Call) -> bool:
+        """Whether a loss need not be the mean over this batch: a criterion around the model, or one that is told how many targets there are."""
+        if LOSS_WORDS.search(call.name):
+            return True
         values = [self.force(value) for value in call.values]
         counts = {Quantity.UNITS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}
         return any(COUNT_NAME.search(name) for name in call.keywords) or any(isinstance(value, Opaque) and value.quantity in counts for value in values)
@@ -358,7 +360,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             if made.name == "grad":
                 made.weight = Weight()
             elif value.forwards and LOSS_WORDS.search(name) and value.key[0] == "forward":
-                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),), known="counted" not in value.causes and _is_of_forward(value))
+                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),), known="unclear-mean" not in value.causes and _is_of_forward(value))
                 made.reduced = True
         return made
 
@@ -404,7 +406,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             value.weight, value.reduced = value.owner.weight, True  # part of what a loss function gives
         elif direct:
             mean = Factor(Quantity.UNITS, -1, None, name, self.recorder.place(node), implicit=True, root="model")
-            value.weight = Weight((mean,), known="counted" not in value.causes)
+            value.weight = Weight((mean,), known="unclear-mean" not in value.causes)
             value.reduced = True
 
     def _part(self, value: Value, at: int, target: ast.expr) -> Value:

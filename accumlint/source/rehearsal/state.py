@@ -155,7 +155,7 @@ class State:
         self.model_calls: list[ast.AST] = []  # calls of a wrapped model's own methods that are being followed
         self.consumers: list[ast.For | ast.AsyncFor] = []  # loops whose bodies run at the yields of generators
         self.yield_roots: list[Root] = []  # what bounds the loops that yield, in the generator being collected
-        self.touched: dict[Key, str] = {}
+        self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
 
     # Provided by the other parts of the interpreter.
     def eval(self, node: ast.expr) -> Value:
@@ -261,6 +261,8 @@ class State:
         value = self.force(value)
         if isinstance(value, Known):
             return value if isinstance(value.value, (int, float)) else None
+        if isinstance(value, Opaque) and role and value.key in self.sizes:
+            return Known(self.sizes[value.key])
         if not isinstance(value, Opaque) or value.forwards or value.born or value.quantity is not None:
             return None
         root, offset = unshifted(value)
