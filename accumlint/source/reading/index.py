@@ -7,6 +7,7 @@ that everything else may be passed over.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -202,7 +203,7 @@ class Index:
                 found += [member for member in self.class_methods(self.classes[name]) if member.name == "__init__"]
             elif not found and name in self.aliases:
                 found += self.aliases[name]
-            elif not found and name not in self.imported:
+            elif not found and name not in self.imported and not hasattr(builtins, name):
                 found += self._called_instances(name, guess=True)
             return found
         if isinstance(node.func, ast.Attribute):

@@ -393,7 +393,9 @@ class Statements(State):
             return self._skip(node, test, rest)
         kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
         leaves, other_leaves = _leaves(node.body), _leaves(node.orelse)
-        if self._answered(test):
+        if self._asks_for_boundary(node, test):
+            holds = (self.recorder.turns[-1].index + 1) % self.world.k == 0
+        elif self._answered(test):
             holds = self.truth(test)
         elif leaves or other_leaves:
             prefers = not leaves if leaves != other_leaves else len(kinds) >= len(other)
@@ -410,6 +412,14 @@ class Statements(State):
         else:
             return self._both(node, test)
         return self._guarded(node, node.body if holds else node.orelse, test, holds)
+
+    def _asks_for_boundary(self, node: ast.If, test: Opaque) -> bool:
+        """`if every_n_iters(runner, k): step()`: a call nobody follows that is given K tells where the window ends."""
+        if not self.recorder.turns or not self.gates_update(node.body) or node.orelse:
+            return False
+        roots = [root for root in self.world.knowledge.accumulations.values() if self.index.once("mentions " + root.text, node.test, lambda _: _calls_with(node.test, root.text))]
+        test.gates |= frozenset(roots)
+        return bool(roots)
 
     def _answered(self, test: Opaque) -> bool:
         if test.negated is not None:
@@ -720,6 +730,13 @@ def _decorator(node: ast.expr) -> str:
 
 def _is_main_guard(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
+
+
+def _calls_with(test: ast.expr, text: str) -> bool:
+    """Whether a call in the test is given a number of that name."""
+    name = text.rsplit(".", 1)[-1]
+    calls = [part for part in ast.walk(test) if isinstance(part, ast.Call)]
+    return any(terminal(part) == name for call in calls for given in (*call.args, *(one.value for one in call.keywords)) for part in ast.walk(given) if isinstance(part, (ast.Name, ast.Attribute)))
 
 
 def _is_modulus(test: ast.expr, text: str) -> bool:
