@@ -453,10 +453,23 @@ class Index:
                     return True
                 if self.holds(statement, ast.Continue) and self._tests_modulus(statement.test, loop):
                     return True
+                if self.counts_collected(statement.test) and (Kind.BACKWARD in self.kinds(statement) or self.holds(statement, ast.Continue)):
+                    return True
                 pending += statement.body + statement.orelse
             elif isinstance(statement, (ast.With, ast.AsyncWith, ast.Try)):
                 pending += statement.body
         return False
+
+    def counts_collected(self, test: ast.expr) -> bool:
+        """Whether a condition is about the length of a list that the file appends to: `len(buffer) == k`."""
+        lengths = (part for part in walk(test) if isinstance(part, ast.Call) and terminal(part.func) == "len" and part.args)
+        return any(terminal(part.args[0]) in self.collected for part in lengths)
+
+    @cached_property
+    def collected(self) -> frozenset[str]:
+        """The names of lists that are appended to."""
+        calls = (node for node in walk(self.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append")
+        return frozenset(terminal(call.func.value) for call in calls if isinstance(call.func, ast.Attribute))
 
     def _tests_modulus(self, test: ast.expr, loop: Loop) -> bool:
         """Whether a condition is about a remainder, itself or through a flag that the loop's body sets."""

@@ -350,12 +350,21 @@ class Statements(State):
             return
         guarded = self.gates_update(node.body) or self.gates_update(node.orelse)
         early = any(isinstance(part, ast.Continue) for part in node.body) and self.gates_update(self.index.following(node))
-        if not (guarded or early):
+        if not (guarded or early or self._collects(node)):
             return
         if any(root.key in knowledge.proven for root in gates):
             return
         moduli = [root for root in wanted if _is_modulus(node.test, root.text)] or wanted
         knowledge.learn_accumulation(moduli[0])
+
+    def _collects(self, node: ast.If) -> bool:
+        """`if len(buffer) == k: update(buffer)`, or `if len(buffer) < k: continue` before it."""
+        if not self.index.counts_collected(node.test):
+            return False
+        kinds = self.index.kinds(node.body)
+        if any(isinstance(part, ast.Continue) for part in node.body):
+            kinds = self.index.kinds(self.index.following(node))
+        return {Kind.BACKWARD, Kind.STEP} <= kinds
 
     def _guarded(self, node: ast.If, body: Sequence[ast.stmt], test: Value, holds: bool) -> Signal | None:
         if not body:

@@ -71,6 +71,8 @@ class Knowledge:
         if " + " in text or " - " in text:
             return False  # a number beside K is not K
         last = text.rstrip("()]'\"").rsplit(".", 1)[-1].rsplit("[", 1)[-1].strip("'\"")
+        if last.isdigit() and "[" in text:
+            return self.is_accumulation_name(text.rsplit("[", 1)[0])  # one K of a list of them
         return bool(ACCUMULATION_NAME.search(last)) or last in self.named
 
 
