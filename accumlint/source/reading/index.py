@@ -133,9 +133,7 @@ class Index:
                 self.identifiers.update((node.name.rsplit(".", 1)[-1], node.asname or ""))
                 self.imported.add(node.asname or node.name.split(".")[0])
             elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-                for target in walk(node.target):
-                    if isinstance(target, ast.Name):
-                        self.augmented.add(target.id)
+                self.augmented.update(part.id for part in walk(node.target) if isinstance(part, ast.Name))
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -498,7 +496,7 @@ class Index:
         homes: dict[int, tuple[list[ast.stmt], int, ast.AST]] = {}
         for parent in walk(self.tree):
             for name in ("body", "orelse", "finalbody"):
-                block = getattr(parent, name, None)
+                block: list[ast.stmt] = getattr(parent, name, None) or []
                 for at, statement in enumerate(block if isinstance(block, list) else ()):
                     homes[id(statement)] = (block, at, parent)
             for part in (*getattr(parent, "handlers", ()), *getattr(parent, "cases", ())):

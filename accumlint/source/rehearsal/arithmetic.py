@@ -113,7 +113,7 @@ def _quotient(state: State, left: Known, right: Known, value: Any, node: ast.AST
 
 def _small(value: Any) -> bool:
     if isinstance(value, (int, float, Fraction)):
-        return abs(value) < LARGEST_NUMBER
+        return bool(-LARGEST_NUMBER < value < LARGEST_NUMBER)
     return not isinstance(value, (str, bytes, list, tuple)) or len(value) < LONGEST_SEQUENCE
 
 
@@ -241,9 +241,16 @@ def _last(text: str) -> str:
     return text.rstrip(")(]'\"").rsplit(".", 1)[-1].rsplit("['", 1)[-1]
 
 
+def _fraction(value: Any) -> Fraction | None:
+    """A finite number as a fraction; None for anything else."""
+    if isinstance(value, (int, float, Fraction)) and -LARGEST_NUMBER < value < LARGEST_NUMBER:
+        return Fraction(value).limit_denominator(10**6)
+    return None
+
+
 def _number_factor(state: State, value: Known, power: int, node: ast.AST, text: str, place: Any) -> Factor:
     accumulations = state.world.knowledge.accumulations
-    number = Fraction(value.value).limit_denominator(10**6) if isinstance(value.value, (int, float, Fraction)) and value.value == value.value and abs(value.value) < LARGEST_NUMBER else None
+    number = _fraction(value.value)
     own = [root for root in value.roots if root.key in accumulations or root.kind == "window"]
     if own and number is not None and 0 < number < 1:
         power, number = -power, 1 / number  # 1 / K, worked out before

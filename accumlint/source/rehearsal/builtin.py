@@ -334,7 +334,8 @@ def _sorted(state: Calls, call: Call) -> Value:
 def _divmod(state: Calls, call: Call) -> Value:
     if len(call.args) != 2:
         return state.unknown_call(call)
-    return Items([combine(state, ast.FloorDiv, *call.args, call.node), combine(state, ast.Mod, *call.args, call.node)], "tuple")
+    first, second = call.args
+    return Items([combine(state, op, first, second, call.node) for op in (ast.FloorDiv, ast.Mod)], "tuple")
 
 
 BUILTIN_CALLS: dict[str, Callable[[Any, Any], Value]] = {

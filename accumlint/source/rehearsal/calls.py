@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
@@ -36,6 +36,7 @@ from accumlint.source.rehearsal.values import (
 from accumlint.trace import Kind, Role
 
 if TYPE_CHECKING:
+    from accumlint.source.rehearsal.machine import Machine
     from accumlint.source.vocabulary.base import Vocabulary
 
 SMALL_FUNCTION = 40  # statements: a function this small is followed even if no training word stands in it
@@ -49,15 +50,20 @@ class Calls(State):
 
     vocabulary: Vocabulary
 
+    @property
+    def _machine(self) -> Machine:
+        """The whole interpreter, of which this is a part: what vocabularies are written for."""
+        return cast("Machine", self)
+
     def call(self, call: Call) -> Value:
         self.tick()
         function = call.function
         if isinstance(function, Opaque) or (isinstance(function, Method) and not isinstance(function.receiver, (Items, Mapping, Known))):
-            known = self.vocabulary.call(self, call)
+            known = self.vocabulary.call(self._machine, call)
             if known is not None:
                 return known
         if isinstance(function, Function):
-            special = self.vocabulary.function(self, call, function)
+            special = self.vocabulary.function(self._machine, call, function)
             return special if special is not None else self.call_function(function, call.args, call.keywords, call.node)
         if isinstance(function, Class):
             return self.instantiate(function, call)
@@ -248,7 +254,7 @@ class Calls(State):
 
     # Classes of the source.
     def instantiate(self, cls: Class, call: Call) -> Value:
-        known = self.vocabulary.construct(self, cls, call)
+        known = self.vocabulary.construct(self._machine, cls, call)
         if isinstance(known, Thing):
             return known
         instance = known if isinstance(known, Instance) else Instance(cls)

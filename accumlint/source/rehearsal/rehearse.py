@@ -128,7 +128,7 @@ class Rehearsal:
         owner = self.index.owner.get(self.entry)
         function = self._bound(machine, owner) if owner is not None else machine.globals.find(self.entry.name)
         if not isinstance(function, Function):
-            function = machine.function(self.entry, None)  # type: ignore[assignment]
+            function = machine.function(self.entry, None)
         assert isinstance(function, Function)
         if self.index.reaches_backward_in_loop(self.entry):
             machine.call_function(function, [], {}, None)
@@ -223,7 +223,9 @@ def split_by_loop(events: list[Event]) -> list[tuple[Event, ...]]:
         pending.clear()
         groups[-1].append(event)
     if pending:
-        (groups[-1] if groups else groups.append([]) or groups[-1]).extend(pending)
+        if not groups:
+            groups.append([])
+        groups[-1].extend(pending)
     return [_renumbered(group) for group in groups]
 
 

@@ -179,6 +179,12 @@ class State:
     def assign(self, target: ast.expr, value: Value) -> None:
         raise NotImplementedError
 
+    def openness(self, value: Value, node: ast.AST) -> tuple[bool, Root | None]:
+        raise NotImplementedError
+
+    def method(self, receiver: Value, name: str, node: ast.AST) -> Value:
+        raise NotImplementedError
+
     def each(self, value: Value, node: ast.AST, limit: int | None = None) -> list[Value]:
         raise NotImplementedError
 

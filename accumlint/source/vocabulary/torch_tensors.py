@@ -43,7 +43,8 @@ def loss(state: Machine, call: Call) -> Value | None:
     reduction = call.keywords.get("reduction")
     chosen = state.force(reduction) if reduction is not None else None
     kind = chosen.value if isinstance(chosen, Known) else "mean" if chosen is None else None
-    if isinstance(state.force(call.keywords.get("size_average", Known(None))), Known) and state.force(call.keywords.get("size_average", Known(None))).value is False:  # type: ignore[union-attr]
+    averages = state.force(call.keywords.get("size_average", Known(None)))
+    if isinstance(averages, Known) and averages.value is False:
         kind = "sum"
     made = state.opaque(("call", call.name, *state.key(*parts)), state.recorder.text(call.node), *(part for part in parts if isinstance(part, Opaque)), attached=True)
     made.weight, made.reduced = weight_of_reduction(state, call.node, kind, call.name if call.name in LOSS_FUNCTIONS else call.path.rsplit(".", 1)[-1])
