@@ -418,7 +418,7 @@ class Index:
         found = False
         for part in walk(node):
             if isinstance(part, (ast.For, ast.AsyncFor, ast.While)):
-                found = Kind.BACKWARD in self.kinds(part) and not self._only_dispatches(part)
+                found = Kind.BACKWARD in self.kinds(part) and not self.only_dispatches(part)
             elif isinstance(part, ast.Call):
                 found = any(self.reaches_backward_in_loop(callee) for callee in self.callees(part))
             if found:
@@ -426,8 +426,11 @@ class Index:
         self._loops[id(node)] = found
         return found
 
-    def _only_dispatches(self, loop: Loop) -> bool:
+    def only_dispatches(self, loop: Loop) -> bool:
         """Whether a loop goes over objects (hooks, callbacks, phases) and only a method of each reaches the backward."""
+        return self.once("dispatches", loop, lambda _: self._dispatches(loop))
+
+    def _dispatches(self, loop: Loop) -> bool:
         if isinstance(loop, ast.While) or not isinstance(loop.target, ast.Name):
             return False
         calls = [part for statement in loop.body for part in walk(statement) if isinstance(part, ast.Call)]

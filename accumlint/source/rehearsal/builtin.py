@@ -92,7 +92,7 @@ def _len(state: Calls, call: Call) -> Value:
         method = value.cls.find("__len__")
         if isinstance(method, Function):
             return state.call_value(state.attribute(value, "__len__", call.node), [])
-    root = value.length if isinstance(value, Thing) and value.length is not None else Root(("len", key_of(value)), text, "length")
+    root = value.length if isinstance(value, Thing) and value.length is not None else Root(state.length_root(value).key, text, "length")
     number = state.world.number(root)
     return Known(number, frozenset({root}), root) if number is not None else state.unknown_call(call)
 

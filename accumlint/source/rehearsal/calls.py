@@ -104,6 +104,9 @@ class Calls(State):
             return method.receiver
         return self.unknown_call(call)
 
+    def length_root(self, value: Value, text: str = "") -> Root:
+        raise NotImplementedError
+
     def collect(self, stream: Stream) -> tuple[list[Value], bool]:
         raise NotImplementedError
 

@@ -40,6 +40,8 @@ from accumlint.weight import Quantity
 LARGEST_NUMBER = 10**9
 BATCH_COUNTS = frozenset({"num_batches", "n_batches", "num_batches_per_epoch", "batches_per_epoch"})  # of a loader: its length
 
+ABOUT_TENSOR = frozenset({"requires_grad", "is_cuda", "is_leaf", "is_sparse", "dtype", "device", "ndim", "layout"})  # the same on every rank
+
 COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -124,6 +126,8 @@ class Expressions(State):
             made.name = "grad"
         elif name == "shape":
             made.forwards, made.born = frozenset(), frozenset()
+        elif name in ABOUT_TENSOR:
+            made.forwards, made.born, made.causes = frozenset(), frozenset(), frozenset()
         value.attributes[name] = made
         return made
 

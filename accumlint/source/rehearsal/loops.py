@@ -107,8 +107,9 @@ class Loops(State):
         elif isinstance(source := self.force(self.eval(node.iter)) if isinstance(node.iter, (ast.Name, ast.Attribute, ast.Subscript)) else None, Items) and not source.open:
             if Kind.BACKWARD in self.index.kinds(node.body) and Kind.STEP not in self.index.kinds(node.body) and any(map(carries, source.items)):
                 self.pieces[node.lineno] = self.recorder.text(node.iter.value if isinstance(node.iter, ast.Subscript) else node.iter)
+        dispatches = not plan.data and self.index.only_dispatches(node)
         for at in range(count):
-            turn = OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless)
+            turn = self.recorder.turns[-1] if dispatches and self.recorder.turns else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless)
             self.recorder.turns.append(turn)
             try:
                 if micro_loop:
