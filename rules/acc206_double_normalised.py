@@ -81,6 +81,8 @@ def _twice(contribution: Contribution) -> tuple[Factor, ...]:
     if net <= -2 and _same_setting(by_k):
         return by_k
     by_count = tuple(factor for factor in weight.of(*WINDOW_COUNTS) if factor.power < 0)
+    if net == 0 and len(by_count) == 2 and sum(weight.power(count) for count in WINDOW_COUNTS) == -2 and _same_setting(by_count):
+        return by_count
     if net == -1 and by_k and contribution.normalised in {Normalised.LOCAL_WINDOW, Normalised.GLOBAL_WINDOW}:
         return tuple(factor for factor in weight.factors if factor in by_k or factor in by_count)
     if contribution.normalised is Normalised.TWICE:

@@ -77,10 +77,16 @@ def _clearings(view: Boundaries, window: Window) -> Iterator[Event]:
     for event in window.of(Kind.ZERO):
         if window.step is None or event.index > window.step.index:
             return
-        if {GATED, COPIED, CLOSURE} & event.options or any(guard.cause == "data" for guard in event.guards):
+        if {GATED, COPIED, CLOSURE} & event.options or _of_its_own_accord(view, window, event):
             continue
         if view.acts_on(event, window.optimizer):
             yield event
+
+
+def _of_its_own_accord(view: Boundaries, window: Window, zero: Event) -> bool:
+    """Whether the data decide about the clearing alone: not where the same condition holds for the backwards as well."""
+    shared = [{guard.place for guard in one.guards} for one in view.own(window)]
+    return any(guard.cause == "data" and not all(guard.place in places for places in shared) for guard in zero.guards)
 
 
 def _kept(view: Boundaries, window: Window) -> tuple[Event, ...]:

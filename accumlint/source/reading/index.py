@@ -380,9 +380,9 @@ class Index:
         receiver = terminal(call.func.value) if isinstance(call.func, ast.Attribute) else ""
         if name in BACKWARD_NAMES:
             return {Kind.BACKWARD}
-        if name == "step" and isinstance(call.func, ast.Attribute) and not CLIPPER_NAME.search(receiver):
+        if name == "step" and isinstance(call.func, ast.Attribute) and not self._is_clipper(receiver):
             return self._step_kinds(receiver, call)
-        if name in {"step", "clip"} and CLIPPER_NAME.search(receiver):
+        if name in {"step", "clip"} and self._is_clipper(receiver):
             return {Kind.CLIP}
         if name == "zero_grad":
             return {Kind.ZERO}
@@ -399,6 +399,10 @@ class Index:
         if name == "loss_scaler" and len(call.args) + len(call.keywords) >= 2:
             return {Kind.BACKWARD, Kind.STEP}
         return set()
+
+    def _is_clipper(self, name: str) -> bool:
+        """Whether an object clips gradients, by its name or by that of its class."""
+        return any(CLIPPER_NAME.search(one) for one in (name, *self.instances.get(name, ())))
 
     def _step_kinds(self, receiver: str, call: ast.Call) -> set[Kind]:
         """`x.step()` is an update if x looks like an optimizer or a scaler, by name or by use."""

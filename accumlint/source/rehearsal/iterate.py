@@ -271,7 +271,7 @@ class Iteration(State):
 
         def keep(value: Value) -> None:
             found.append(value)
-            if len(found) >= most:
+            if len(found) > most:  # one more than needed tells whether it ends there
                 raise Leave(STOP, marker)
 
         assert stream.call is not None
@@ -280,7 +280,7 @@ class Iteration(State):
         except Leave as leave:
             if leave.owner is not marker:
                 raise
-            return found, False
+            return found[:most], False
         return found, True
 
     def each(self, value: Value, node: ast.AST, limit: int | None = None) -> list[Value]:

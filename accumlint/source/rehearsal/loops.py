@@ -245,7 +245,7 @@ class Loops(State):
         elif Kind.BACKWARD in kinds:
             most = self.world.batches if Kind.STEP in kinds else self.world.k
         else:
-            most = 2
+            most = MOST_TURNS if self.index.holds(node, ast.Yield, ast.YieldFrom) else 2
         known_most = MOST_TURNS if Kind.BACKWARD in kinds else 64
         at = 0
         while True:
