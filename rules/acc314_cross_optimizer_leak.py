@@ -123,12 +123,14 @@ def _later_optimizer(trace: Trace, boundaries: Boundaries, first: Window) -> Ite
     optimizer, step = first.optimizer, first.step
     if optimizer is None or step is None:
         return
-    others = [one for one in first.of(Kind.STEP) if not one.concerns(optimizer)]
+    others = [one for one in trace.of(Kind.STEP) if one.index < step.index and not one.concerns(optimizer)]
     finished = {target.uid for one in others for target in one.targets if target.role is Role.OPTIMIZER and target.base != optimizer.base}
     if not finished or any(one.index > step.index and finished & {target.uid for target in one.targets} for one in trace.of(Kind.STEP)):
         return
     handover = others[-1].index
-    early = [one for one in first.backwards if one.index < handover and boundaries.reaches(one, optimizer)]
+    early = [one for one in trace.of(Kind.BACKWARD) if one.index < handover and boundaries.reaches(one, optimizer)]
     later = [one for one in first.backwards if one.index > handover]
-    if early and later and not _zeroed(boundaries, first, early[-1], later):
+    if not early or not later:
+        return
+    if not any(early[-1].index < zero.index < later[0].index and boundaries.acts_on(zero, optimizer) for zero in trace.of(Kind.ZERO)):
         yield _finding(boundaries, first, early[0], Confidence.MEDIUM)

@@ -277,7 +277,7 @@ def fetched(how: str, k_name: str = "K") -> Trace:
         outer = Turn(4, window)
         b.turns = (outer,)
         if how == "outside":
-            b.add(Kind.DATA, 6, text="next(batches)", micro_batch=window)
+            b.add(Kind.DATA, 6, text="next(batches)", micro_batch=window, data=(window + 900,))
             b.micro_batch = window
         for turn in range(3):
             b.turns = (outer, Turn(7, turn, window, last=turn == 2))
@@ -285,6 +285,8 @@ def fetched(how: str, k_name: str = "K") -> Trace:
                 b.micro_batch += 1
                 b.add(Kind.DATA, 7, text=texts.get(how, "batches"), micro_batch=b.micro_batch)
             number += 1
+            if how in {"outside", "fixed"}:
+                b.micro_batch = number  # a turn of the loop over K is a micro-batch, whatever data it takes
             data = {"outside": window, "fixed": 0, "fresh": 0, "islice": turn, "epochs": turn}.get(how, number)
             forward = b.add(Kind.FORWARD, model=model, data=(data + 900,))
             b.backward(forward, weight=DIVIDED)

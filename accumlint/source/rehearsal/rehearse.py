@@ -20,7 +20,7 @@ from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn, Recorder
 from accumlint.source.rehearsal.state import Leave
-from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Value
+from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Opaque, Value
 from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Knowledge, OutOfSteps, Restart, World
 from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 
@@ -159,6 +159,8 @@ class Rehearsal:
                 machine.call_function(function, args, {}, None)
             finally:
                 machine.recorder.turns.pop()
+            for value in kept.values():
+                _forget_losses(value)
 
     def _given(self, machine: Machine, function: Function, name: str, kept: dict[str, Value]) -> Value:
         """A parameter of a driven function: an object that is used by its attributes stays, the rest is new data each time."""
@@ -185,6 +187,18 @@ class Rehearsal:
                 path=self.path, place=Place(self.path, line), function=self.function, events=events, accumulation=accumulation,
                 settings=settings, facts=own, judges_tail=not driven, limits=tuple(dict.fromkeys(machine.limits)),
             )  # fmt: skip
+
+
+def _forget_losses(value: Value) -> None:
+    """What an object holds for one call, `runner.outputs["loss"]`, whoever calls sets anew before the next."""
+    if not isinstance(value, Opaque):
+        return
+    for name, part in list(value.attributes.items()):
+        if isinstance(part, Opaque) and part.actor is None:
+            if part.forwards or part.weight is not None:
+                del value.attributes[name]
+            else:
+                _forget_losses(part)
 
 
 def _flags(function: ast.AST) -> frozenset[str]:
