@@ -49,9 +49,9 @@ from collections.abc import Iterator
 
 from accumlint.rules._division import Contribution, Normalised, accumulating, confidence, setting
 
-from accumlint.findings import Finding, Severity, at
+from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.trace import Accumulation, Trace
+from accumlint.trace import Accumulation, Kind, Trace, Window
 from accumlint.weight import Quantity
 
 OTHERWISE_RIGHT = ("sum-convention", "engine-divides", "replays-features")
@@ -73,8 +73,16 @@ def check(trace: Trace) -> Iterator[Finding]:
                     f"the window's gradient is `{k}` times too large",
                     help=f"divide the loss by `{k}`, or the summed losses by the targets of the window",
                     window=window,
-                    confidence=confidence(trace, window),
+                    confidence=Confidence.MEDIUM if _alternates(window) else confidence(trace, window),
                 )
+
+
+def _alternates(window: Window) -> bool:
+    """Another optimizer steps on the way: one that is updated more rarely than another may be meant to sum."""
+    first, step = window.backwards[0], window.step
+    return step is not None and any(
+        first.index < event.index < step.index and event.micro_batch < step.micro_batch and not event.concerns(window.optimizer) for event in window.of(Kind.STEP)
+    )
 
 
 def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:

@@ -285,7 +285,7 @@ class Calls(State):
         key = ("call", key_of(call.function) if receiver is None else ("method", key_of(receiver), call.name), *self.key(*call.values))
         made = self.opaque(key, self.recorder.text(call.node), *parts, name=call.name)
         made.attached = any(isinstance(part, Opaque) and part.attached for part in parts)
-        tracked = tuple(actor for actor in (actor_of(value) for value in call.values) if actor is not None)
+        tracked = tuple(actor for actor in (actor_of(value) for value in call.values) if actor is not None and actor.role is not Role.LOADER)
         nested = tuple(actor for value in call.values if isinstance(value, Instance) for actor in map(actor_of, value.attributes.values()) if actor is not None)
         holder = actor_of(receiver)
         if holder is not None and holder.role in {Role.OPTIMIZER, Role.SCALER} and SCALES.search(call.name):

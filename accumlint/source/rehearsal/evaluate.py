@@ -112,6 +112,8 @@ class Expressions(State):
         known = value.attributes.get(name)
         if known is not None:
             return known
+        if name == "requires_grad" and value.forwards and value.attached:
+            return TRUE
         text = f"{value.text}.{name}" if value.text else name
         if name in BATCH_COUNTS and "loader" in value.text.lower():
             root = Root(("len", value.key), text, "length")
@@ -304,6 +306,8 @@ class Expressions(State):
 
     def named_constant(self, name: str, node: ast.AST | None, value: Value) -> Value:
         """A plain number that gets a name stays open: it may turn out to be K."""
+        if isinstance(node, (ast.List, ast.Tuple)) and isinstance(value, Items) and len(value.items) == 1 and self.world.knowledge.is_accumulation_name(name):
+            return Items([self.named_constant(name, node.elts[0], value.items[0])], value.kind)  # a schedule of one K
         if isinstance(node, ast.Constant) and isinstance(value, Known) and type(value.value) is int and value.value >= 1 and value.root is None:
             return self.rooted(value.value, Root(("constant", name, node.lineno), name, "constant", value.value))
         return value

@@ -42,6 +42,7 @@ from accumlint.weight import Factor, Quantity, Weight
 VOCABULARY = Vocabulary((torch_training, distributed, torch_objects, itertools_words, torch_tensors))
 FETCHES = re.compile(r"batch|sample|data|next|fetch|chunk|token|example|draw|pull|take|feed|read|rollout|rand|synth|episode|trajector|segment|slice|window", re.IGNORECASE)
 MAKES = re.compile(r"loader|dataset|iterator|sampler|^(create|build|make|init|setup)(_|$)|size|shape|count|num_", re.IGNORECASE)
+LOADERS = re.compile(r"data_?loader|dataset$|sampler$|iterator$", re.IGNORECASE)
 AGREES = re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE)
 COUNT_NAME = re.compile(r"(^|_)(n|num)_(items|targets|valid|tokens)|denominator|normali[sz]er|total_(tokens|targets|items)|item_count|token_count", re.IGNORECASE)
 VERB = re.compile(r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)")
@@ -61,6 +62,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         self.in_closure = False  # `optimizer.step(closure)` runs its closure now
         self.engines: list[str] = []
         self.backpropagated: set[int] = set()
+        self.freed: set[int] = set()  # forwards whose graph a backward has freed: what they gave enters later ones detached
         self.parents: dict[int, set[int]] = {}  # which modules a module is part of, by uid
         self.wrappers: dict[int, Thing] = {}  # the wrapper around a module, by the module's uid
         self.pieces: dict[int, str] = {}  # what the loops over the pieces of one batch go over, by line
@@ -90,6 +92,9 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
 
     def _colour(self, made: Opaque, call: Call) -> None:
         """What an unfollowed call may be: a loss, by its name; new data, when it was given none."""
+        if LOADERS.search(call.name) and not made.forwards:
+            made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch
+            return
         receiver = self.force(call.receiver) if call.receiver is not None else None
         module_call = receiver is not None and role_of(self, receiver) is Role.MODEL
         if made.born and not made.forwards and self.recorder.turns and self._fetches(call) and any(_moves(self.force(value)) for value in call.values):
@@ -116,7 +121,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
     def forward_of(self, call: Call, model: Value) -> Value:
         actor = as_actor(self, model, Role.MODEL)
         data = frozenset().union(*(_born(self.force(value)) for value in call.values)) if call.values else frozenset()
-        forwards = frozenset().union(*(_forwards(self.force(value)) for value in call.values)) if call.values else frozenset()
+        forwards = frozenset().union(*(_forwards(self.force(value)) for value in call.values)) - self.freed if call.values else frozenset()
         made = self.opaque(("forward", call.node.lineno, self.steps), self.recorder.text(call.node), *(value for value in call.values if isinstance(value, Opaque)))
         made.causes |= {"loss"} | ({"unclear-mean"} if self._may_count(call) else set())
         if self.no_grad:
@@ -273,6 +278,8 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
 
     def after_backward(self, event: Event, call: Call) -> None:
         self.backpropagated.update(event.forwards)
+        if not event.retains_graph:
+            self.freed.update(event.forwards)
         for hook in self.hooks:
             if isinstance(hook, Function):
                 outer, self.in_hook = self.in_hook, True

@@ -45,6 +45,7 @@ def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = Fa
     losses = [state.force(item) for item in loss.items] if isinstance(loss, Items) else [loss]
     tensors = [one for one in losses if isinstance(one, Opaque)]
     forwards = tuple(sorted(frozenset().union(*(one.forwards for one in tensors)))) if tensors else ()
+    forwards = _with_graphs(state, forwards)
     models = [state.models[index] for index in forwards if index in state.models]
     cached = {cause for one in tensors for cause in one.causes if cause.startswith("cached:")}
     if cached & {f"cached:{actor.uid}" for actor in map(actor_of, models) if actor is not None} or replay:
@@ -72,6 +73,13 @@ def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = Fa
     )
     state.after_backward(event, call)
     return NONE
+
+
+def _with_graphs(state: Machine, forwards: tuple[int, ...]) -> tuple[int, ...]:
+    """The forwards whose graphs a backward goes through: a state carried over from a micro-batch that went backward was detached."""
+    events = state.recorder.events
+    fresh = {events[index].micro_batch for index in forwards if index not in state.backpropagated}
+    return tuple(index for index in forwards if index not in state.backpropagated or events[index].micro_batch in fresh) if fresh else forwards
 
 
 def _reaches(state: Machine, call: Call, forwards: tuple[int, ...]) -> frozenset[int]:
