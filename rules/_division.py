@@ -72,8 +72,8 @@ def normalised(weight: Weight) -> Normalised:
 
 
 def without_term_weights(weight: Weight) -> Weight:
-    """Less the settings that multiply the loss: they may be any number, but it is the same one for every micro-batch."""
-    kept = tuple(factor for factor in weight.factors if not (factor.quantity is Quantity.UNKNOWN and factor.power > 0 and factor.root == "setting"))
+    """Less the settings that the loss is multiplied or divided by: any number, but the same one for every micro-batch."""
+    kept = tuple(factor for factor in weight.factors if not (factor.quantity is Quantity.UNKNOWN and factor.root == "setting"))
     return replace(weight, factors=kept)
 
 
