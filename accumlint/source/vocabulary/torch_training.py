@@ -78,8 +78,8 @@ def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = Fa
 def _with_graphs(state: Machine, forwards: tuple[int, ...]) -> tuple[int, ...]:
     """The forwards whose graphs a backward goes through: a state carried over from a micro-batch that went backward was detached."""
     events = state.recorder.events
-    fresh = {events[index].micro_batch for index in forwards if index not in state.backpropagated}
-    return tuple(index for index in forwards if index not in state.backpropagated or events[index].micro_batch in fresh) if fresh else forwards
+    fresh = {events[index].micro_batch for index in forwards if index not in state.freed}
+    return tuple(index for index in forwards if index not in state.freed or events[index].micro_batch in fresh) if fresh else forwards
 
 
 def _reaches(state: Machine, call: Call, forwards: tuple[int, ...]) -> frozenset[int]:
