@@ -96,10 +96,12 @@ class _Cutter:
         return "\n".join(self.lines[_first_line(statement) - 1 : statement.end_lineno])
 
     def link(self) -> None:
-        names = frozenset(self.named)
+        # By way of one piece a name: thousands of functions may share one, and thousands mention it.
+        hubs = {name: _Piece("") for name in self.named}
+        for name, hub in hubs.items():
+            hub.mention(self.named[name])
         for piece in (*self.functions.values(), *self.others):
-            for name in piece.words & names:
-                piece.mention(self.named[name])
+            piece.mention(hubs[name] for name in piece.words & hubs.keys())
 
     def cut(self, holder: ast.Module | ast.ClassDef, kept: set[_Piece]) -> None:
         """Takes out the functions that are not kept; blocks other than the holder's own are left as they are."""

@@ -545,6 +545,8 @@ class Expressions(State):
         trains = Kind.BACKWARD in self.index.kinds(element)
         for at, value in enumerate(self.each(source, first.iter, 1 if opened and not trains else None)):
             if trains:
+                if Kind.STEP not in self.index.kinds(element):
+                    self.pieces[first.iter.lineno] = self.recorder.text(first.iter)
                 self.recorder.turns.append(OpenTurn(first.iter.lineno, at, 0))
                 self.recorder.new_data()
             self.assign(first.target, value)

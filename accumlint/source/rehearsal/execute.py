@@ -90,6 +90,9 @@ class Statements(State):
         value = self.eval(node.value)
         self._sum_kept(node)
         for target in node.targets:
+            if isinstance(value, Items) and isinstance(node.value, ast.Tuple) and isinstance(target, ast.Tuple) and len(target.elts) == len(node.value.elts):
+                given = [self._named(one, its, item) for one, its, item in zip(target.elts, node.value.elts, value.items)]
+                value = replace(value, items=given) if len(given) == len(value.items) else value
             self.assign(target, self._named(target, node.value, value))
 
     def _exec_AnnAssign(self, node: ast.AnnAssign) -> None:

@@ -11,6 +11,7 @@ from accumlint.source.rehearsal.state import Leave, Signal, State, unshifted
 from accumlint.source.rehearsal.values import (
     Instance,
     Items,
+    Key,
     Known,
     Mapping,
     Opaque,
@@ -88,11 +89,19 @@ class Iteration(State):
     def _plan_unknown(self, value: Value, node: ast.AST) -> Plan:
         text = value.text if isinstance(value, Opaque) else ""
         root = self.length_root(value, text)
+        if isinstance(value, Opaque) and self._is_told(value.key):
+            self.world.knowledge.learn_divisible(root)
         count = self.world.number(root) or self.world.batches
         actor = actor_of(value)
         if actor is not None and actor.role in {Role.PARAMETERS, Role.MODEL, Role.OPTIMIZER}:
             return Plan(1, lambda at: self.element(value, node))
         return Plan(count, lambda at: self.datum(node, text and f"batch of {text}"), open=True, root=root, data=True)
+
+    def _is_told(self, key: Key) -> bool:
+        """Whether a loader was made by a call that is given K, so that it may well give whole windows only."""
+        if key[0] in {"part", "[]"}:
+            return isinstance(key[1], tuple) and self._is_told(key[1])
+        return key[0] == "call" and any(part in self.world.knowledge.accumulations for part in key[2:] if isinstance(part, tuple))
 
     def element(self, value: Value, node: ast.AST) -> Value:
         """The one element that stands for all of something that is not data."""

@@ -19,8 +19,6 @@ from accumlint.trace import Kind
 class Loops(State):
     """Runs for and while loops."""
 
-    pieces: dict[int, str]
-
     def plan(self, value: Value, node: ast.AST, bound: int | None = None) -> Plan:
         raise NotImplementedError
 

@@ -65,7 +65,6 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         self.freed: set[int] = set()  # forwards whose graph a backward has freed: what they gave enters later ones detached
         self.parents: dict[int, set[int]] = {}  # which modules a module is part of, by uid
         self.wrappers: dict[int, Thing] = {}  # the wrapper around a module, by the module's uid
-        self.pieces: dict[int, str] = {}  # what the loops over the pieces of one batch go over, by line
         self.frozen: set[int] = set()  # modules whose parameters take no gradient now
 
     @staticmethod

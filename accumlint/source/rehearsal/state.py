@@ -155,6 +155,7 @@ class State:
         self.model_calls: list[ast.AST] = []  # calls of a wrapped model's own methods that are being followed
         self.consumers: list[ast.For | ast.AsyncFor] = []  # loops whose bodies run at the yields of generators
         self.yield_roots: list[Root] = []  # what bounds the loops that yield, in the generator being collected
+        self.pieces: dict[int, str] = {}  # what the loops over the micro-batches of one window go over, by line
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
 
     # Provided by the other parts of the interpreter.

@@ -218,6 +218,10 @@ def joined(state: Machine, call: Call) -> Value | None:
     if weights:
         made.weight = weights[0]
         made.reduced = False
+    counts = [item for item in items if isinstance(item, Opaque) and item.quantity in {Quantity.UNITS, Quantity.INPUTS}]
+    if counts and len(counts) == len(items):
+        quantity = Quantity.INPUTS if counts[0].quantity is Quantity.INPUTS else Quantity.WINDOW_UNITS if len(counts) > 1 else Quantity.UNITS
+        return count(state, quantity, made.key, call.node, *counts)
     return made
 
 
