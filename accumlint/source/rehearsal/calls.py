@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SMALL_FUNCTION = 40  # statements: a function this small is followed even if no training word stands in it
 MOST_RECURSION = 2
 SCALES = re.compile(r"grad|scale|mul|div|norm|average|reduce|sync", re.IGNORECASE)  # of methods that an optimizer of its own kind may change the gradients by
-HARMLESS = re.compile(r"^_?(get|unwrap|count|print|log|save|eval|valid|has|is|num|watch|summar|describe)", re.IGNORECASE)  # names of calls that train nothing
+HARMLESS = re.compile(r"^_?((get|has|is|num|count|log|save)_|(unwrap|print|eval|valid|watch|summar|describe)|(log|save)$)", re.IGNORECASE)  # names of calls that train nothing
 
 
 class Calls(State):

@@ -302,7 +302,9 @@ class Statements(State):
             elif isinstance(statement, ast.Assign):
                 value = self.eval(statement.value)
                 for target in statement.targets:
-                    if isinstance(target, ast.Name):
+                    if isinstance(target, ast.Name) and _is_enumeration(bases):
+                        made.members[target.id] = value if isinstance(value, Known) else Known(f"{node.name}.{target.id}")
+                    elif isinstance(target, ast.Name):
                         made.members[target.id] = self.named_constant(target.id, statement.value, value)
             elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
                 made.members[statement.target.id] = self.named_constant(statement.target.id, statement.value, self.eval(statement.value))
@@ -738,6 +740,11 @@ def _decorator(node: ast.expr) -> str:
     if isinstance(node, ast.Call):
         node = node.func
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_enumeration(bases: Sequence[Value]) -> bool:
+    """Whether a class lists the members of an enumeration: their numbers are names, never settings."""
+    return any(isinstance(base, Opaque) and base.name.endswith(("Enum", "Flag")) for base in bases)
 
 
 def _is_main_guard(test: ast.expr) -> bool:
