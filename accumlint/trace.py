@@ -200,7 +200,8 @@ class Window:
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
-        return tuple(event for micro_batch in self.micro_batches for event in micro_batch.events) + self.update
+        found = [event for micro_batch in self.micro_batches for event in micro_batch.events]
+        return tuple(sorted(found, key=lambda event: event.index)) + self.update
 
     @cached_property
     def _by_kind(self) -> dict[tuple[Kind, ...], tuple[Event, ...]]:

@@ -234,67 +234,9 @@ class Index:
     @cached_property
     def aliases(self) -> dict[str, list[FunctionNode]]:
         """Other names of the file's functions: `step = partial(f, …)`, a parameter that is given one, a table of them."""
-        found: dict[str, dict[FunctionNode, None]] = defaultdict(dict)
-        for node in walk(self.tree):
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                meant = self._functions_in(node.value)
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for target in (one for each in targets for one in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])) if meant else ():
-                    if isinstance(target, (ast.Name, ast.Attribute)):
-                        found[terminal(target)].update(dict.fromkeys(meant))
-            elif isinstance(node, ast.Call):
-                for name, value in self._named_arguments(node):
-                    if isinstance(value, (ast.Name, ast.Attribute, ast.Lambda)):
-                        found[name].update(dict.fromkeys(self._functions_in(value)))
-        return {name: list(functions) for name, functions in found.items() if functions}
+        from accumlint.source.reading.aliases import find_aliases  # which is about an Index
 
-    def _functions_in(self, value: ast.expr) -> list[FunctionNode]:
-        """The functions of the file that an expression may give, itself or wrapped."""
-        if isinstance(value, ast.Lambda):
-            return [value]  # type: ignore[list-item]
-        if isinstance(value, (ast.Name, ast.Attribute)):
-            name = terminal(value)
-            return list(self.functions.get(name, ())) if isinstance(value, ast.Name) else list(self.methods.get(name, ()))
-        parts: list[ast.expr] = []
-        if isinstance(value, ast.Call) and terminal(value.func) in self.functions:
-            return [inner for function in self.functions[terminal(value.func)] for inner in self.once("returned", function, self._returned_functions)]
-        if isinstance(value, ast.Call):
-            parts = value.args
-        elif isinstance(value, ast.IfExp):
-            parts = [value.body, value.orelse]
-        elif isinstance(value, ast.BoolOp):
-            parts = value.values
-        elif isinstance(value, ast.Dict):
-            parts = value.values
-        elif isinstance(value, ast.Subscript):
-            parts = [value.value]
-        elif isinstance(value, (ast.List, ast.Tuple)):
-            parts = value.elts
-        return [function for part in parts for function in self._functions_in(part)]
-
-    def _returned_functions(self, function: ast.AST) -> list[FunctionNode]:
-        """The functions that stand inside a function and that it returns: `step = make_step(model, k)`."""
-        inside = {part.name: part for part in walk(function) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) and part is not function}
-        found: dict[FunctionNode, None] = {}
-        for part in walk(function):
-            if isinstance(part, ast.Return) and isinstance(part.value, ast.Lambda):
-                found[part.value] = None  # type: ignore[index]
-            elif isinstance(part, ast.Return) and part.value is not None:
-                found.update({inside[name.id]: None for name in walk(part.value) if isinstance(name, ast.Name) and name.id in inside})
-        return list(found)
-
-    def _named_arguments(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-        """The arguments of a call of the file's functions with the parameters that they are given to."""
-        yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None)
-        name = terminal(call.func)
-        callees: list[FunctionNode] = self.functions.get(name, [])
-        if name in self.classes:
-            callees = [member for member in self.class_methods(self.classes[name]) if member.name == "__init__"]
-        for callee in callees:
-            parameters = [argument.arg for argument in callee.args.posonlyargs + callee.args.args]
-            if callee in self.owner and parameters[:1] in (["self"], ["cls"]):
-                parameters = parameters[1:]
-            yield from zip(parameters, call.args)
+        return find_aliases(self)
 
     @cached_property
     def instances(self) -> dict[str, set[str]]:

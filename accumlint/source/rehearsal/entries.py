@@ -72,6 +72,24 @@ def reached(index: Index, entry: FunctionNode) -> set[int]:
     return found
 
 
+def mentioned(index: Index, entry: FunctionNode) -> frozenset[str]:
+    """The names that stand in a function and in those that it calls."""
+    pending, seen, found = [entry], {id(entry)}, set()
+    while pending:
+        function = pending.pop()
+        found |= index.once("mentioned", function, _names)
+        for callee in index.calls_of(function):
+            if id(callee) not in seen:
+                seen.add(id(callee))
+                pending.append(callee)
+    return frozenset(found)
+
+
+def _names(node: ast.AST) -> set[str]:
+    found = {part.id if isinstance(part, ast.Name) else part.attr for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))}
+    return found | {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)} | {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+
+
 def _inside_tests(tree: ast.Module) -> Iterator[int]:
     pending: list[ast.AST] = list(tree.body)
     while pending:

@@ -616,7 +616,7 @@ class Statements(State):
         handlers = [handler for handler in node.handlers if self._swallows(handler)]
         kinds = self.index.kinds(node.body)
         # Around the step alone gradients are reduced already: what overflows there does so on every rank.
-        if handlers and Kind.BACKWARD in kinds and not any(self.index.reaches_backward_in_loop(one) for one in node.body):
+        if handlers and Kind.BACKWARD in kinds and (self.recorder.turns or not any(self.index.reaches_backward_in_loop(one) for one in node.body)):
             self._note_exception(handlers[0], kinds)
         try:
             signal = self.block(node.body)

@@ -14,7 +14,7 @@ from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.calls import SourceRaised
-from accumlint.source.rehearsal.entries import module_reaches, outermost, reached, trains
+from accumlint.source.rehearsal.entries import mentioned, module_reaches, outermost, reached, trains
 from accumlint.source.rehearsal.evidence import gather
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
@@ -176,7 +176,7 @@ class Rehearsal:
         for events in split_by_loop(machine.recorder.events):
             if not any(event.kind is Kind.BACKWARD for event in events):
                 continue
-            accumulation = _accumulation(machine, events)
+            accumulation = _accumulation(machine, events, self.entry)
             first = next(event for event in events if event.kind is Kind.BACKWARD)
             line = first.turns[0].line if first.turns else first.place.line
             driven = self.entry is not None and not self.index.reaches_backward_in_loop(self.entry)
@@ -256,7 +256,7 @@ def _renumbered(events: list[Event]) -> tuple[Event, ...]:
     return tuple(found)
 
 
-def _accumulation(machine: Machine, events: tuple[Event, ...]) -> Accumulation | None:
+def _accumulation(machine: Machine, events: tuple[Event, ...], entry: FunctionNode | None) -> Accumulation | None:
     """K as the source spells it: the setting that was found to be K, the one that divides the loss first."""
     known = machine.world.knowledge.accumulations
     for event in events:
@@ -264,10 +264,16 @@ def _accumulation(machine: Machine, events: tuple[Event, ...]) -> Accumulation |
             if any(root.text == factor.root for root in known.values()):
                 return Accumulation(factor.root, machine.world.k, factor.place)
     for root in known.values():
-        return Accumulation(root.text, machine.world.k)
+        if root.key in machine.world.knowledge.proven or _is_at_hand(machine.index, root.text, entry):
+            return Accumulation(root.text, machine.world.k)
     first = next((event for event in events if event.kind is Kind.BACKWARD and event.turns), None)
     pieces = machine.pieces.get(first.turns[-1].line) if first is not None else None
     return Accumulation(f"len({pieces})", _first_window(events) or machine.world.k) if pieces else None
+
+
+def _is_at_hand(index: Index, text: str, entry: FunctionNode | None) -> bool:
+    """Whether a number that is K by its name only is one that this loop knows, not another function's."""
+    return entry is None or bool(mentioned(index, entry) & set(re.findall(r"\w+", text)))
 
 
 def _first_window(events: tuple[Event, ...]) -> int:
