@@ -125,7 +125,8 @@ class Boundaries:
 
     def _may_share(self, target: Actor, optimizer: Actor) -> bool:
         if target.role is Role.OPTIMIZER:
-            wraps = target.known and not optimizer.known and optimizer.base is None  # an optimizer of unknown making, perhaps around that one
+            # An optimizer of unknown making may be one around the other.
+            wraps = target.known and not optimizer.known and optimizer.base is None
             return wraps or target.uid == optimizer.uid or (target.base is not None and target.base == optimizer.uid)
         if optimizer.base is None:
             return True

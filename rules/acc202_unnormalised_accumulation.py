@@ -80,9 +80,10 @@ def check(trace: Trace) -> Iterator[Finding]:
 def _alternates(window: Window) -> bool:
     """Another optimizer steps on the way: one that is updated more rarely than another may be meant to sum."""
     first, step = window.backwards[0], window.step
-    return step is not None and any(
-        first.index < event.index < step.index and event.micro_batch < step.micro_batch and not event.concerns(window.optimizer) for event in window.of(Kind.STEP)
-    )
+    if step is None:
+        return False
+    between = [event for event in window.of(Kind.STEP) if first.index < event.index < step.index and event.micro_batch < step.micro_batch]
+    return any(not event.concerns(window.optimizer) for event in between)
 
 
 def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from accumlint.source.reading.nodes import walk
 
 IGNORED = -100
-WRITERS = frozenset({"masked_fill", "masked_fill_", "where", "full", "full_like", "fill_", "new_full", "pad", "index_fill_", "extend", "append"})
+WRITERS = frozenset(
+    {"masked_fill", "masked_fill_", "where", "full", "full_like", "fill_", "new_full", "pad", "index_fill_", "extend", "append"}
+)
 LABELS = re.compile(r"label|target|tgt", re.IGNORECASE)
 
 
@@ -24,23 +26,33 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
         if id(node) in written and _spelled(node) in ignored and not _spelled(node).isdigit():  # a zero is written for many reasons
             yield node
         elif isinstance(node, ast.Call) and _name(node.func) == "pad_sequence":
-            padding = next((keyword.value for keyword in node.keywords if keyword.arg == "padding_value"), node.args[2] if len(node.args) > 2 else None)
+            positional = node.args[2] if len(node.args) > 2 else None
+            padding = next((keyword.value for keyword in node.keywords if keyword.arg == "padding_value"), positional)
             if (_spelled(padding) if padding is not None else "0") in ignored:
                 yield node
         elif isinstance(node, ast.keyword) and node.arg in {"label_pad_token_id", "pad_token_label_id"} and _spelled(node.value) in ignored:
             yield node.value
-        elif isinstance(node, ast.Assign) and _is_ignore_index(node.value) and any(isinstance(target, ast.Name) and target.id in passed for target in node.targets):
-            yield node  # `pad_label = CrossEntropyLoss().ignore_index`, handed to what makes the labels
+        elif isinstance(node, ast.Assign) and _is_ignore_index(node.value):
+            if any(isinstance(target, ast.Name) and target.id in passed for target in node.targets):
+                yield node  # `pad_label = CrossEntropyLoss().ignore_index`, handed to what makes the labels
         elif isinstance(node, ast.Assign) and _masks_with_minus_one(node):
             yield node
+
+
+def _passed(tree: ast.Module) -> set[str]:
+    """The names that are handed to some call."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    given = (part for call in calls for part in (*call.args, *(keyword.value for keyword in call.keywords)))
+    return {part.id for part in given if isinstance(part, ast.Name)}
 
 
 def _spelled(node: ast.AST) -> str:
     """An index as the source spells it: a number, a name or a dotted name; "" for anything else."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return str(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant) and type(node.operand.value) is int:
-        return str(-node.operand.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = _spelled(node.operand)
+        return f"-{number}" if number.isdigit() else ""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
