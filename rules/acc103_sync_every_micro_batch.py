@@ -61,10 +61,14 @@ def check(trace: Trace) -> Iterator[Finding]:
     if trace.fact("replays-features"):
         return
     explained = _explained_elsewhere(trace)
+    view = Boundaries(trace)
     for window in trace.all_windows():
-        if window.size < 2:
+        own = {backward.index for backward in view.own(window)}  # not those of another model's loss, as in a GAN
+        if view.size(window) < 2:
             continue
         for backward in _paid_for(window):
+            if backward.index not in own:
+                continue
             for forwards in own_forwards(trace, backward).values():
                 model = forwards[-1].model
                 if model is not None and _judged(model) and family(model) not in explained and forwards[-1].sync is True:

@@ -44,7 +44,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, divides_once, ends_its_loader, normalised, number, place_of, setting, stepping, without_term_weights
+from accumlint.rules._division import (
+    Contribution,
+    Normalised,
+    divides_once,
+    ends_its_loader,
+    normalised,
+    number,
+    place_of,
+    setting,
+    stepping,
+    without_term_weights,
+)
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule

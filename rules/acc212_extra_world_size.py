@@ -82,7 +82,8 @@ def _surplus(trace: Trace, contribution: Contribution) -> Factor | None:
         case Normalised.MICRO_BATCH:
             wrong = True
         case Normalised.LOCAL_WINDOW:
-            wrong = uneven(trace, weight) is None and trace.fact("ignored-targets") is None  # otherwise the count that was not summed is the mistake
+            # Otherwise the count that was not summed over the ranks is the mistake.
+            wrong = uneven(trace, weight) is None and trace.fact("ignored-targets") is None
         case Normalised.GLOBAL_WINDOW:
             wrong = power != 1
         case _:

@@ -21,7 +21,7 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
     """
     ignored = _ignored(tree)
     written = _written(tree)
-    passed = {part.id for node in walk(tree) if isinstance(node, ast.Call) for part in (*node.args, *(one.value for one in node.keywords)) if isinstance(part, ast.Name)}
+    passed = _passed(tree)
     for node in walk(tree):
         if id(node) in written and _spelled(node) in ignored and not _spelled(node).isdigit():  # a zero is written for many reasons
             yield node
@@ -41,7 +41,7 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
 
 def _passed(tree: ast.Module) -> set[str]:
     """The names that are handed to some call."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in walk(tree) if isinstance(node, ast.Call)]
     given = (part for call in calls for part in (*call.args, *(keyword.value for keyword in call.keywords)))
     return {part.id for part in given if isinstance(part, ast.Name)}
 
@@ -70,7 +70,8 @@ def _masks_with_minus_one(node: ast.Assign) -> bool:
         return False
     target = node.targets[0]
     masks = any("mask" in (_name(part)) for part in walk(target.slice))
-    tail = any(isinstance(part, ast.Slice) and part.lower is not None and not isinstance(part.lower, ast.Constant) for part in walk(target.slice))
+    starts = [part.lower for part in walk(target.slice) if isinstance(part, ast.Slice)]
+    tail = any(start is not None and not isinstance(start, ast.Constant) for start in starts)
     return bool(LABELS.search(_name(target.value))) and (masks or tail)
 
 
