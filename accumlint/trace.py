@@ -296,7 +296,10 @@ class Trace:
 
     @cached_property
     def _windows(self) -> dict[int | None, tuple[tuple[Window, ...], Window | None]]:
-        return {None if actor is None else actor.uid: cut_windows(self.events[self._begins(actor) :], actor) for actor in (self.optimizers or (None,))}
+        return {
+            None if actor is None else actor.uid: cut_windows(self.events[self._begins(actor) :], actor)
+            for actor in (self.optimizers or (None,))
+        }
 
     def _begins(self, optimizer: Actor | None) -> int:
         """Where an optimizer's windows begin: after the last step of one made by the same line before it, which never steps again."""

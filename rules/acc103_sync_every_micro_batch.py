@@ -46,6 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from accumlint.rules._boundary import Boundaries
 from accumlint.rules._order import family, sureness
 from accumlint.rules._sync import off_boundary, own_forwards
 

@@ -46,8 +46,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from accumlint.rules._boundary import Boundaries
 from accumlint.rules._order import family, forwards_of, sureness
-from accumlint.rules._sync import in_order, own_forwards, reduced_by_hand
+from accumlint.rules._sync import in_order, own_forwards, reduced_by_hand, trains
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -63,12 +64,15 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 
 def _gone_round(trace: Trace) -> Iterator[Finding]:
+    view = Boundaries(trace)
     for window in trace.all_windows():
-        for backward in window.backwards:
+        for backward in view.own(window):
             for forward in forwards_of(trace, backward):
                 model = forward.model
                 if model is None or not forward.bypass or not _arms_in_forward(model):
                     continue
+                if not forward.reaches or not trains(window.optimizer, model):
+                    continue  # a critic that is frozen, or whose gradients this step does not use
                 if reduced_by_hand(window, backward) or _reduced_later(trace, window, backward, model):
                     continue
                 yield at(

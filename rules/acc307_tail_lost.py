@@ -68,7 +68,9 @@ def check(trace: Trace) -> Iterator[Finding]:
         return
     boundaries = Boundaries(trace)
     for optimizer in trace.optimizers:
-        windows = tuple(dropwhile(lambda window: not boundaries.own(window), trace.windows(optimizer)))  # a step before the training fills none
+        windows = tuple(
+            dropwhile(lambda window: not boundaries.own(window), trace.windows(optimizer))
+        )  # a step before the training fills none
         if windows and _starts_with_a_full_one(boundaries, windows):
             for window in windows[1:]:
                 yield from _leftovers(boundaries, windows[0], window)

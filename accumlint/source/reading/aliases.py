@@ -21,7 +21,9 @@ def find_aliases(index: Index) -> dict[str, list[FunctionNode]]:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             meant = _functions_in(index, node.value)
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in (one for each in targets for one in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])) if meant else ():
+            for target in (
+                (one for each in targets for one in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])) if meant else ()
+            ):
                 if isinstance(target, (ast.Name, ast.Attribute)):
                     found[terminal(target)].update(dict.fromkeys(meant))
         elif isinstance(node, ast.Call):
@@ -40,7 +42,9 @@ def _functions_in(index: Index, value: ast.expr) -> list[FunctionNode]:
         return list(index.functions.get(name, ())) if isinstance(value, ast.Name) else list(index.methods.get(name, ()))
     parts: list[ast.expr] = []
     if isinstance(value, ast.Call) and terminal(value.func) in index.functions:
-        return [inner for function in index.functions[terminal(value.func)] for inner in index.once("returned", function, _returned_functions)]
+        return [
+            inner for function in index.functions[terminal(value.func)] for inner in index.once("returned", function, _returned_functions)
+        ]
     if isinstance(value, ast.Call):
         parts = value.args
     elif isinstance(value, ast.IfExp):
@@ -58,7 +62,9 @@ def _functions_in(index: Index, value: ast.expr) -> list[FunctionNode]:
 
 def _returned_functions(function: ast.AST) -> list[FunctionNode]:
     """The functions that stand inside a function and that it returns: `step = make_step(model, k)`."""
-    inside = {part.name: part for part in walk(function) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) and part is not function}
+    inside = {
+        part.name: part for part in walk(function) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) and part is not function
+    }
     found: dict[FunctionNode, None] = {}
     for part in walk(function):
         if isinstance(part, ast.Return) and isinstance(part.value, ast.Lambda):

@@ -97,7 +97,9 @@ class Index:
         return self.once("/".join(each.__name__ for each in types), node, lambda one: any(isinstance(part, types) for part in walk(one)))
 
     def has_modulo(self, node: ast.AST) -> bool:
-        return self.once("modulo", node, lambda one: any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in walk(one)))
+        return self.once(
+            "modulo", node, lambda one: any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in walk(one))
+        )
 
     def size(self, node: ast.AST) -> int:
         """The number of statements in a node."""
@@ -137,7 +139,11 @@ class Index:
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
-            values = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else [value] * len(target.elts)
+            values = (
+                value.elts
+                if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
+                else [value] * len(target.elts)
+            )
             for one, its in zip(target.elts, values):
                 self._assign(one, its)
             return
@@ -161,7 +167,9 @@ class Index:
         for node in walk(self.tree):
             if isinstance(node, ast.Assign) and not any(isinstance(part, ast.UnaryOp) for part in walk(node.value)):
                 for target in node.targets:
-                    if isinstance(target, ast.Subscript) and any(isinstance(part, ast.Constant) and part.value in {0, -1} for part in walk(target.slice)):
+                    if isinstance(target, ast.Subscript) and any(
+                        isinstance(part, ast.Constant) and part.value in {0, -1} for part in walk(target.slice)
+                    ):
                         return True
         return False
 
@@ -174,7 +182,9 @@ class Index:
                 found.update(terminal(part) for part in (node.left, *node.comparators))
                 found.update(terminal(part) for part in walk(node.left) if isinstance(part, (ast.Name, ast.Attribute)))
             elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.Div)):
-                found.update(terminal(part) for side in (node.left, node.right) for part in walk(side) if isinstance(part, (ast.Name, ast.Attribute)))
+                found.update(
+                    terminal(part) for side in (node.left, node.right) for part in walk(side) if isinstance(part, (ast.Name, ast.Attribute))
+                )
             elif isinstance(node, ast.Call) and terminal(node.func) in {"div_", "max"}:
                 found.update(terminal(part) for arg in node.args for part in walk(arg) if isinstance(part, (ast.Name, ast.Attribute)))
         return frozenset(found)
@@ -189,7 +199,16 @@ class Index:
 
     @cached_property
     def is_distributed(self) -> bool:
-        words = {"init_process_group", "all_reduce", "get_world_size", "all_gather", "DistributedSampler", "get_rank", "hvd", "init_distributed_mode"}
+        words = {
+            "init_process_group",
+            "all_reduce",
+            "get_world_size",
+            "all_gather",
+            "DistributedSampler",
+            "get_rank",
+            "hvd",
+            "init_distributed_mode",
+        }
         return self.uses_ddp or self.uses_fsdp or bool(self.identifiers & words)
 
     def callees(self, node: ast.Call) -> list[FunctionNode]:
@@ -301,7 +320,11 @@ class Index:
     @cached_property
     def _closure(self) -> dict[int, frozenset[Kind]]:
         """For each function the kinds that running it can bring about, through whatever it calls."""
-        every = {id(function): function for functions in (*self.functions.values(), *self.methods.values(), *self.aliases.values()) for function in functions}
+        every = {
+            id(function): function
+            for functions in (*self.functions.values(), *self.methods.values(), *self.aliases.values())
+            for function in functions
+        }
         kinds = {number: self._direct(function)[0] for number, function in every.items()}
         callers: dict[int, list[int]] = defaultdict(list)
         for number, function in every.items():
@@ -351,7 +374,11 @@ class Index:
         if SCHEDULER_NAME.search(receiver) and not OPTIMIZER_NAME.search(receiver):
             return {Kind.SCHEDULE}
         used = self.usage.get(receiver, set())
-        looks = OPTIMIZER_NAME.search(receiver) or SCALER_NAME.search(receiver) or used & {"zero_grad", "param_groups", "unscale_", "update", "scale", "backward"}
+        looks = (
+            OPTIMIZER_NAME.search(receiver)
+            or SCALER_NAME.search(receiver)
+            or used & {"zero_grad", "param_groups", "unscale_", "update", "scale", "backward"}
+        )
         given = any(OPTIMIZER_NAME.search(terminal(arg)) for arg in call.args)
         return {Kind.STEP} if looks or given else set()
 
@@ -380,7 +407,11 @@ class Index:
         if isinstance(loop, ast.While) or not isinstance(loop.target, ast.Name):
             return False
         calls = [part for statement in loop.body for part in walk(statement) if isinstance(part, ast.Call)]
-        reaching = [call for call in calls if Kind.BACKWARD in self._call_kinds(call) or any(Kind.BACKWARD in self.kinds(callee) for callee in self.callees(call))]
+        reaching = [
+            call
+            for call in calls
+            if Kind.BACKWARD in self._call_kinds(call) or any(Kind.BACKWARD in self.kinds(callee) for callee in self.callees(call))
+        ]
         return bool(reaching) and all(self.callees(call) and _receiver(call) == loop.target.id for call in reaching)
 
     def has_inner_backward_loop(self, loop: Loop) -> bool:
@@ -400,7 +431,9 @@ class Index:
                     return True
                 if self.holds(statement, ast.Continue) and self._tests_modulus(statement.test, loop):
                     return True
-                if self.counts_collected(statement.test) and (Kind.BACKWARD in self.kinds(statement) or self.holds(statement, ast.Continue)):
+                if self.counts_collected(statement.test) and (
+                    Kind.BACKWARD in self.kinds(statement) or self.holds(statement, ast.Continue)
+                ):
                     return True
                 pending += statement.body + statement.orelse
             elif isinstance(statement, (ast.With, ast.AsyncWith, ast.Try)):
@@ -415,7 +448,11 @@ class Index:
     @cached_property
     def collected(self) -> frozenset[str]:
         """The names of lists that are appended to."""
-        calls = (node for node in walk(self.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append")
+        calls = (
+            node
+            for node in walk(self.tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append"
+        )
         return frozenset(terminal(call.func.value) for call in calls if isinstance(call.func, ast.Attribute))
 
     def _tests_modulus(self, test: ast.expr, loop: Loop) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-_PLAIN_FIELDS = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "name", "names", "n", "s", "kind", "type_comment", "level", "module", "asname", "conversion"})
+_PLAIN_FIELDS = frozenset(
+    {"ctx", "op", "ops", "id", "attr", "arg", "name", "names", "n", "s", "kind", "type_comment", "level", "module", "asname", "conversion"}
+)
 _fields: dict[type[ast.AST], tuple[str, ...]] = {}
 
 

@@ -18,8 +18,23 @@ TALK = re.compile(
     r"^(print|log\w*|info|debug|warning|warn|error|add_scalar\w*|add_image\w*|set_description\w*|set_postfix\w*|write|flush|close|display|track|report"
     r"|makedirs|mkdir|empty_cache|collect|manual_seed\w*|seed|barrier|synchronize)$"
 )
-TALKERS = re.compile(r"log(ger|ging)?$|writer|wandb|pbar|progress|tqdm|tensorboard|meter|stats|history|timer|profiler|^os$|^warnings$|^sys$", re.IGNORECASE)
-KEPT = (ast.Return, ast.Raise, ast.Break, ast.Continue, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Assert)
+TALKERS = re.compile(
+    r"log(ger|ging)?$|writer|wandb|pbar|progress|tqdm|tensorboard|meter|stats|history|timer|profiler|^os$|^warnings$|^sys$", re.IGNORECASE
+)
+KEPT = (
+    ast.Return,
+    ast.Raise,
+    ast.Break,
+    ast.Continue,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Import,
+    ast.ImportFrom,
+    ast.Global,
+    ast.Nonlocal,
+    ast.Assert,
+)
 COMPOUND = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 
 
@@ -67,7 +82,11 @@ class Relevance:
         found: set[str] = set()
         for node in walk(self.index.tree):
             if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-                if isinstance(node, ast.IfExp) or self.index.kinds(node) or self.index.holds(node, ast.Continue, ast.Break, ast.Return, ast.Raise):
+                if (
+                    isinstance(node, ast.IfExp)
+                    or self.index.kinds(node)
+                    or self.index.holds(node, ast.Continue, ast.Break, ast.Return, ast.Raise)
+                ):
                     found |= _names(node.test)
             elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
                 found |= _names(node.iter)
@@ -119,7 +138,8 @@ def _is_number(node: ast.expr) -> bool:
 
 def _tracks(node: ast.stmt) -> bool:
     return any(
-        (isinstance(part, ast.Attribute) and part.attr in TRACKED) or (isinstance(part, ast.Name) and part.id in TRACKED) for part in walk(node)
+        (isinstance(part, ast.Attribute) and part.attr in TRACKED) or (isinstance(part, ast.Name) and part.id in TRACKED)
+        for part in walk(node)
     )
 
 

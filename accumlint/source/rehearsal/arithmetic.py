@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 LARGEST_NUMBER = 10**12
 LONGEST_SEQUENCE = 10_000
-WORLD_NAME = re.compile(r"world_size|num_processes|n_?gpus?$|num_gpus|dp_size|num_replicas|ddp_world|nprocs|(^|_)world$|dp_degree|data_parallel_size", re.IGNORECASE)
+WORLD_NAME = re.compile(
+    r"world_size|num_processes|n_?gpus?$|num_gpus|dp_size|num_replicas|ddp_world|nprocs|(^|_)world$|dp_degree|data_parallel_size",
+    re.IGNORECASE,
+)
 PERIOD = 5
 
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -43,7 +46,11 @@ def combine(state: State, op: type[ast.operator], left: Value, right: Value, nod
         return _sequence(state, op, left, right, node)
     if op is ast.Mod and isinstance(right, Opaque):
         return _modulo(state, left, right, node)
-    if op in {ast.FloorDiv, ast.Mod, ast.Add, ast.Sub, ast.Mult} and not is_tensor(left) and (not is_tensor(right) or (op is ast.FloorDiv and _is_setting(right))):
+    if (
+        op in {ast.FloorDiv, ast.Mod, ast.Add, ast.Sub, ast.Mult}
+        and not is_tensor(left)
+        and (not is_tensor(right) or (op is ast.FloorDiv and _is_setting(right)))
+    ):
         numbers = _numbers(state, op, left, right, node)
         if numbers is not None:
             return numbers
@@ -97,14 +104,25 @@ def _known(state: State, op: type[ast.operator], left: Known, right: Known, node
         return state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node))
     if op is ast.Mod and right.root is not None:
         gates |= {right.root}
-    if op in {ast.FloorDiv, ast.Div} and left.root is not None and type(value) is not bool and not state.world.knowledge.accumulations.keys() & {root.key for root in roots}:
+    if (
+        op in {ast.FloorDiv, ast.Div}
+        and left.root is not None
+        and type(value) is not bool
+        and not state.world.knowledge.accumulations.keys() & {root.key for root in roots}
+    ):
         return _quotient(state, left, right, value, node)
     return Known(value, roots, None, gates)
 
 
 def _quotient(state: State, left: Known, right: Known, value: Any, node: ast.AST) -> Known:
     """`total // micro` of two settings is a setting of its own: it may be K."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv) or right.root is None or left.root is None or left.root.kind == "length":
+    if (
+        not isinstance(node, ast.BinOp)
+        or not isinstance(node.op, ast.FloorDiv)
+        or right.root is None
+        or left.root is None
+        or left.root.kind == "length"
+    ):
         return Known(value, left.roots | right.roots)
     root = Root(("//", left.root.key, right.root.key), state.recorder.text(node), "constant", value if isinstance(value, int) else None)
     chosen = state.world.number(root)
@@ -180,7 +198,9 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
 
 def _is_width(value: Value) -> bool:
     """`x.size(1)`: how many numbers a sample has, not how many samples; a mean times it still is a mean over samples."""
-    return isinstance(value, Opaque) and len(value.key) == 3 and value.key[0] == "size" and value.key[2] in {("known", "1"), ("known", "-1")}
+    return (
+        isinstance(value, Opaque) and len(value.key) == 3 and value.key[0] == "size" and value.key[2] in {("known", "1"), ("known", "-1")}
+    )
 
 
 def _operand(node: ast.AST, right: bool) -> ast.AST:
@@ -296,7 +316,9 @@ def _count_sum(state: State, counts: list[Opaque], left: Value, right: Value, no
     text = state.recorder.text(node)
     guarded = any(count.guarded for count in counts)
     uneven = any(is_uneven(count) for count in counts)
-    return quantity, Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts), uneven=uneven),))
+    return quantity, Weight(
+        (Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts), uneven=uneven),)
+    )
 
 
 def is_uneven(value: Value) -> bool:

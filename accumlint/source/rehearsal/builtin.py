@@ -43,7 +43,13 @@ def _range(state: Calls, call: Call) -> Value:
     if len(args) >= 2:
         start = args[0]
         from_zero = isinstance(start, Known) and start.value == 0
-        return Stream("range", start=None if from_zero else start, stop=args[1], step=args[2] if len(args) > 2 else None, text=state.recorder.text(call.node))
+        return Stream(
+            "range",
+            start=None if from_zero else start,
+            stop=args[1],
+            step=args[2] if len(args) > 2 else None,
+            text=state.recorder.text(call.node),
+        )
     return state.unknown_call(call)
 
 
@@ -117,7 +123,11 @@ def _min_max(state: Calls, call: Call) -> Value:
     if values and all(number is not None for number in numbers):
         known = [number for number in numbers if number is not None]
         chosen = (min if call.name == "min" else max)(known, key=lambda one: one.value)
-        return Known(chosen.value, frozenset().union(*(one.roots for one in known)), chosen.root if len({one.root for one in known if one.root}) == 1 else None)
+        return Known(
+            chosen.value,
+            frozenset().union(*(one.roots for one in known)),
+            chosen.root if len({one.root for one in known if one.root}) == 1 else None,
+        )
     unknown = [value for value, number in zip(values, numbers) if number is None and isinstance(value, Opaque)]
     counted = next((value for value in unknown if value.quantity is not None or value.weight is not None), None)
     if counted is not None and call.name == "max":
@@ -161,7 +171,15 @@ def _same_value(state: Calls, value: Opaque, call: Call) -> Value:
     """A number is the same number as int or float; from a tensor it comes without its graph."""
     if not value.forwards and not value.attached:
         return value
-    made = state.opaque((call.name, value.key), state.recorder.text(call.node), value, quantity=value.quantity, guarded=value.guarded, weight=None, reduced=True)
+    made = state.opaque(
+        (call.name, value.key),
+        state.recorder.text(call.node),
+        value,
+        quantity=value.quantity,
+        guarded=value.guarded,
+        weight=None,
+        reduced=True,
+    )
     made.forwards = frozenset()
     return made
 
@@ -180,7 +198,11 @@ def _round(state: Calls, call: Call) -> Value:
 
 def _abs(state: Calls, call: Call) -> Value:
     value = state.force(call.args[0]) if call.args else NONE
-    return Known(abs(value.value), value.roots) if isinstance(value, Known) and isinstance(value.value, (int, float, Fraction)) else state.unknown_call(call)
+    return (
+        Known(abs(value.value), value.roots)
+        if isinstance(value, Known) and isinstance(value.value, (int, float, Fraction))
+        else state.unknown_call(call)
+    )
 
 
 def _sequence(state: Calls, call: Call) -> Value:
@@ -208,7 +230,9 @@ def _collected(state: Calls, source: Stream, kind: str, call: Call) -> Value:
     accumulations = state.world.knowledge.accumulations
     if ended and (not roots or all(root.key in accumulations for root in roots)):
         return Items(items, kind, data=True)
-    root = Root(roots[0].key, roots[0].text, "length") if roots else Root(("items", call.node.lineno, call.node.col_offset), "len", "length")
+    root = (
+        Root(roots[0].key, roots[0].text, "length") if roots else Root(("items", call.node.lineno, call.node.col_offset), "len", "length")
+    )
     return Items(items[:1], kind, True, root, data=True)
 
 
@@ -278,7 +302,11 @@ def _is_instance(value: Value, cls: Value) -> bool | None:
             return value.actor.wrapper is Wrapper.FSDP1
     if isinstance(value, (Items, Mapping)) and not isinstance(cls, Class):
         name = getattr(cls, "name", "")
-        return {"list": isinstance(value, Items) and value.kind == "list", "tuple": isinstance(value, Items) and value.kind == "tuple", "dict": isinstance(value, Mapping)}.get(name)
+        return {
+            "list": isinstance(value, Items) and value.kind == "list",
+            "tuple": isinstance(value, Items) and value.kind == "tuple",
+            "dict": isinstance(value, Mapping),
+        }.get(name)
     return None
 
 
@@ -298,7 +326,11 @@ def _super(state: Calls, call: Call) -> Value:
     for base in reversed(function.owner.ancestry()):
         if isinstance(base, Class):
             members.update(base.members)
-    attributes = {name: Function(one.node, one.closure, function.bound, one.owner, one.decorators, one.defaults) for name, one in members.items() if isinstance(one, Function)}
+    attributes = {
+        name: Function(one.node, one.closure, function.bound, one.owner, one.decorators, one.defaults)
+        for name, one in members.items()
+        if isinstance(one, Function)
+    }
     made = state.opaque(("super", key_of(function.bound)), "super()", name="super")
     made.attributes.update(attributes)
     for name in ("__init__", "train", "eval", "to"):
@@ -363,7 +395,11 @@ def _list_method(state: Calls, items: Items, name: str, call: Call) -> Value | N
     if name == "append" and call.args:
         value = state.force(call.args[0])
         items.items.append(value)
-        items.data = items.data or (isinstance(value, Opaque) and bool(value.born) and not value.forwards) or (isinstance(value, Items) and value.kind == "tuple")
+        items.data = (
+            items.data
+            or (isinstance(value, Opaque) and bool(value.born) and not value.forwards)
+            or (isinstance(value, Items) and value.kind == "tuple")
+        )
         return NONE
     if name == "extend" and call.args:
         more = state.force(call.args[0])

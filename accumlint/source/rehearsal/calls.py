@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from accumlint.source.reading.nodes import walk
+from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
-from accumlint.source.rehearsal.evaluate import bind
 from accumlint.source.rehearsal.state import DEEPEST_CALL, Call, Frame, State
 from accumlint.source.rehearsal.values import (
     NONE,
@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 
 SMALL_FUNCTION = 40  # statements: a function this small is followed even if no training word stands in it
 MOST_RECURSION = 2
-SCALES = re.compile(r"grad|scale|mul|div|norm|average|reduce|sync", re.IGNORECASE)  # of methods that an optimizer of its own kind may change the gradients by
-HARMLESS = re.compile(r"^_?((get|has|is|num|count|log|save)_|(unwrap|print|eval|valid|watch|summar|describe)|(log|save)$)", re.IGNORECASE)  # names of calls that train nothing
+SCALES = re.compile(
+    r"grad|scale|mul|div|norm|average|reduce|sync", re.IGNORECASE
+)  # of methods that an optimizer of its own kind may change the gradients by
+HARMLESS = re.compile(
+    r"^_?((get|has|is|num|count|log|save)_|(unwrap|print|eval|valid|watch|summar|describe)|(log|save)$)", re.IGNORECASE
+)  # names of calls that train nothing
 
 
 class Calls(State):
@@ -70,7 +74,16 @@ class Calls(State):
         if isinstance(function, Builtin):
             return BUILTIN_CALLS[function.name](self, call) if function.name in BUILTIN_CALLS else self.unknown_call(call)
         if isinstance(function, Partial):
-            merged = Call(call.node, call.name, call.path, function.function, None, [*function.arguments, *call.args], {**function.keywords, **call.keywords}, call.spread)
+            merged = Call(
+                call.node,
+                call.name,
+                call.path,
+                function.function,
+                None,
+                [*function.arguments, *call.args],
+                {**function.keywords, **call.keywords},
+                call.spread,
+            )
             if isinstance(function.function, Opaque):
                 merged.path = function.function.path
                 merged.name = function.function.name or call.name
@@ -83,7 +96,9 @@ class Calls(State):
             return self.forward_of(call, function) if function.actor.role is Role.MODEL else self.unknown_call(call)
         return self.unknown_call(call)
 
-    def call_value(self, function: Value, args: list[Value], node: ast.Call | None = None, keywords: dict[str, Value] | None = None) -> Value:
+    def call_value(
+        self, function: Value, args: list[Value], node: ast.Call | None = None, keywords: dict[str, Value] | None = None
+    ) -> Value:
         """Calls a value from inside the interpreter."""
         function = self.force(function)
         made = node if node is not None else self.index.once("call", getattr(function, "node", self.index.tree), _call_of)
@@ -107,12 +122,6 @@ class Calls(State):
     def length_root(self, value: Value, text: str = "") -> Root:
         raise NotImplementedError
 
-    def collect(self, stream: Stream) -> tuple[list[Value], bool]:
-        raise NotImplementedError
-
-    def next_of(self, value: Value, node: ast.AST) -> Value:
-        raise NotImplementedError
-
     def _call_context_method(self, context: Context, name: str, call: Call) -> Value:
         if name == "enter_context" and call.args:
             inner = self.force(call.args[0])
@@ -125,12 +134,6 @@ class Calls(State):
         elif name in {"__exit__", "close"}:
             self.leave(context, call.node)
         return NONE
-
-    def enter(self, context: Context, node: ast.AST) -> None:
-        raise NotImplementedError
-
-    def leave(self, context: Context, node: ast.AST) -> None:
-        raise NotImplementedError
 
     def _call_instance(self, instance: Instance, call: Call) -> Value:
         if instance.actor is not None and instance.actor.role is Role.MODEL:
@@ -208,10 +211,9 @@ class Calls(State):
             made.born = made.born or self.take(node)
         return made
 
-    def take(self, node: ast.AST, key: tuple[Any, ...] | None = None) -> frozenset[int]:
-        raise NotImplementedError
-
-    def _bind_arguments(self, frame: Frame, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> None:
+    def _bind_arguments(
+        self, frame: Frame, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None
+    ) -> None:
         arguments = function.node.args
         names = [argument.arg for argument in arguments.posonlyargs + arguments.args]
         given = ([function.bound] if function.bound is not None and names else []) + args
@@ -239,9 +241,6 @@ class Calls(State):
     def _argument(self, name: str, node: ast.AST | None, value: Value) -> Value:
         self.christen(name, self.force(value) if not isinstance(value, Phi) else value)
         return self.named_constant(name, node, value)
-
-    def named_constant(self, name: str, node: ast.AST | None, value: Value) -> Value:
-        raise NotImplementedError
 
     def parameter(self, function: Function, name: str) -> Value:
         """A parameter that nobody gives: known by name and use only."""
@@ -285,8 +284,16 @@ class Calls(State):
         key = ("call", key_of(call.function) if receiver is None else ("method", key_of(receiver), call.name), *self.key(*call.values))
         made = self.opaque(key, self.recorder.text(call.node), *parts, name=call.name)
         made.attached = any(isinstance(part, Opaque) and part.attached for part in parts)
-        tracked = tuple(actor for actor in (actor_of(value) for value in call.values) if actor is not None and actor.role is not Role.LOADER)
-        nested = tuple(actor for value in call.values if isinstance(value, Instance) for actor in map(actor_of, value.attributes.values()) if actor is not None)
+        tracked = tuple(
+            actor for actor in (actor_of(value) for value in call.values) if actor is not None and actor.role is not Role.LOADER
+        )
+        nested = tuple(
+            actor
+            for value in call.values
+            if isinstance(value, Instance)
+            for actor in map(actor_of, value.attributes.values())
+            if actor is not None
+        )
         holder = actor_of(receiver)
         if holder is not None and holder.role in {Role.OPTIMIZER, Role.SCALER} and SCALES.search(call.name):
             tracked += (holder,)

@@ -55,8 +55,15 @@ def outermost(index: Index) -> list[FunctionNode]:
     every = [function for functions in index.functions.values() for function in functions if id(function) not in tests]
     reaching = [function for function in every if Kind.BACKWARD in index.kinds(function) and index.kinds(function) & JUDGED]
     called = {id(callee) for function in reaching for callee in index.calls_of(function) if callee is not function}
-    nested = {id(part) for function in reaching for part in walk(function) if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    return sorted((function for function in reaching if id(function) not in nested), key=lambda function: (id(function) in called, function.lineno))
+    nested = {
+        id(part)
+        for function in reaching
+        for part in walk(function)
+        if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    return sorted(
+        (function for function in reaching if id(function) not in nested), key=lambda function: (id(function) in called, function.lineno)
+    )
 
 
 def reached(index: Index, entry: FunctionNode) -> set[int]:
@@ -64,7 +71,9 @@ def reached(index: Index, entry: FunctionNode) -> set[int]:
     pending, seen, found = [entry], {id(entry)}, set()
     while pending:
         function = pending.pop()
-        found |= index.once("backwards", function, lambda node: {id(part) for part in walk(node) if isinstance(part, ast.Call) and index.is_backward(part)})
+        found |= index.once(
+            "backwards", function, lambda node: {id(part) for part in walk(node) if isinstance(part, ast.Call) and index.is_backward(part)}
+        )
         for callee in index.calls_of(function):
             if id(callee) not in seen:
                 seen.add(id(callee))
@@ -87,7 +96,11 @@ def mentioned(index: Index, entry: FunctionNode) -> frozenset[str]:
 
 def _names(node: ast.AST) -> set[str]:
     found = {part.id if isinstance(part, ast.Name) else part.attr for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))}
-    return found | {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)} | {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+    return (
+        found
+        | {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+        | {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+    )
 
 
 def _inside_tests(tree: ast.Module) -> Iterator[int]:

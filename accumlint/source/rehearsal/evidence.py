@@ -10,7 +10,10 @@ from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.trace import Evidence
 
-PADDING = re.compile(r"pad_sequence|DataCollatorWithPadding|DataCollatorFor(LanguageModeling|Seq2Seq|TokenClassification)|pad_packed_sequence|BucketIterator|bucket", re.IGNORECASE)
+PADDING = re.compile(
+    r"pad_sequence|DataCollatorWithPadding|DataCollatorFor(LanguageModeling|Seq2Seq|TokenClassification)|pad_packed_sequence|BucketIterator|bucket",
+    re.IGNORECASE,
+)
 MAKERS = frozenset({"randint", "randn", "rand", "zeros", "ones", "full", "empty"})
 RANDOM = frozenset({"randint", "randrange", "choice", "integers", "uniform", "randperm"})
 
@@ -46,8 +49,10 @@ def _varying_names(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.comprehension) and not _is_range(node.iter):
             names.update(part.id for part in walk(node.target) if isinstance(part, ast.Name))
         elif isinstance(node, ast.Assign):
-            drawn = isinstance(node.value, ast.Call) and terminal(node.value.func) in {"int"} | RANDOM and any(
-                isinstance(part, ast.Call) and terminal(part.func) in RANDOM for part in walk(node.value)
+            drawn = (
+                isinstance(node.value, ast.Call)
+                and terminal(node.value.func) in {"int"} | RANDOM
+                and any(isinstance(part, ast.Call) and terminal(part.func) in RANDOM for part in walk(node.value))
             )
             if drawn and all(isinstance(target, ast.Name) for target in node.targets):
                 names.update(target.id for target in node.targets if isinstance(target, ast.Name))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from accumlint.source.rehearsal.state import Leave, Signal, State, unshifted
@@ -15,6 +14,7 @@ from accumlint.source.rehearsal.values import (
     Known,
     Mapping,
     Opaque,
+    Plan,
     Root,
     Stream,
     Thing,
@@ -27,18 +27,6 @@ from accumlint.trace import Kind, Role
 
 MOST_TURNS = 16
 STOP = Signal("stop")
-
-
-@dataclass(slots=True)
-class Plan:
-    """`count` turns, `item(i)` the value of each. `open`: the code does not fix the count. `endless`: it never ends."""
-
-    count: int
-    item: Callable[[int], Value]
-    open: bool = False
-    endless: bool = False
-    root: Root | None = None
-    data: bool = False
 
 
 class Iteration(State):
@@ -123,7 +111,13 @@ class Iteration(State):
         root = self.length_root(value)
         count = self.world.number(root) or self.world.batches
         items = value.items
-        return Plan(count, lambda at: self.again_at(items[at % len(items)], node) if items else self.datum(node, "batch"), open=True, root=root, data=True)
+        return Plan(
+            count,
+            lambda at: self.again_at(items[at % len(items)], node) if items else self.datum(node, "batch"),
+            open=True,
+            root=root,
+            data=True,
+        )
 
     def _fixed_item(self, value: Items, at: int, node: ast.AST) -> Value:
         item = value.items[at]
@@ -163,7 +157,9 @@ class Iteration(State):
         if kind == "iterator":
             inner = self.plan(value.parts[0], node)
             offset = value.taken
-            return Plan(max(0, inner.count - offset), lambda at: self._advance(value, inner, at), inner.open, inner.endless, inner.root, inner.data)
+            return Plan(
+                max(0, inner.count - offset), lambda at: self._advance(value, inner, at), inner.open, inner.endless, inner.root, inner.data
+            )
         if kind == "cycle":
             inner = self.plan(value.parts[0], node)
             return Plan(MOST_TURNS, lambda at: inner.item(at % max(1, inner.count)), endless=True, data=inner.data)
@@ -180,7 +176,9 @@ class Iteration(State):
             return Plan(len(collected), lambda at: collected[at], open=not ended, endless=not ended, data=True)
         if kind == "map":
             inner = self.plan(value.parts[1], node)
-            return Plan(inner.count, lambda at: self.call_value(value.parts[0], [inner.item(at)]), inner.open, inner.endless, inner.root, inner.data)
+            return Plan(
+                inner.count, lambda at: self.call_value(value.parts[0], [inner.item(at)]), inner.open, inner.endless, inner.root, inner.data
+            )
         return self._plan_unknown(value, node)
 
     def element_of_parameters(self, value: Stream) -> Value:
@@ -201,10 +199,21 @@ class Iteration(State):
         step = int(numbers[2].value) if numbers[2] is not None and numbers[2].value else 1
         if numbers[1] is None or (value.start is not None and numbers[0] is None):
             count = bound if bound is not None else self.world.batches
-            root = replace(unshifted(value.stop)[0], kind="length") if isinstance(value.stop, Opaque) else Root(key_of(value.stop), "", "length") if value.stop is not None else None
+            root = (
+                replace(unshifted(value.stop)[0], kind="length")
+                if isinstance(value.stop, Opaque)
+                else Root(key_of(value.stop), "", "length")
+                if value.stop is not None
+                else None
+            )
             return Plan(count, lambda at: Known(start + at * step), open=True, root=root)
         count = max(0, len(range(start, int(numbers[1].value), step)))
-        return Plan(count, lambda at: Known(start + at * step), open=stop_root is not None and stop_root.key not in self.world.knowledge.accumulations, root=stop_root)
+        return Plan(
+            count,
+            lambda at: Known(start + at * step),
+            open=stop_root is not None and stop_root.key not in self.world.knowledge.accumulations,
+            root=stop_root,
+        )
 
     def _bounding(self, stop: Known) -> Root | None:
         """The open number that ends a range, also as `n + 1`."""
@@ -239,7 +248,9 @@ class Iteration(State):
         inner = self.plan(value.parts[0], node)
         start = self.number(value.start) if value.start is not None else Known(0)
         first = int(start.value) if start is not None else 0
-        return Plan(inner.count, lambda at: Items([Known(first + at), inner.item(at)], "tuple"), inner.open, inner.endless, inner.root, inner.data)
+        return Plan(
+            inner.count, lambda at: Items([Known(first + at), inner.item(at)], "tuple"), inner.open, inner.endless, inner.root, inner.data
+        )
 
     def _plan_zip(self, value: Stream, node: ast.AST) -> Plan:
         plans = [self.plan(part, node) for part in value.parts]

@@ -7,20 +7,17 @@ from collections.abc import Callable
 
 from accumlint.source.reading.index import terminal
 from accumlint.source.reading.nodes import walk
-from accumlint.source.rehearsal.iterate import MOST_TURNS, STOP, Plan, carries
+from accumlint.source.rehearsal.iterate import MOST_TURNS, STOP, carries
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.state import BREAK, Leave, Signal, State
-from accumlint.source.rehearsal.values import Items, Known, Opaque, Root, Stream, Value, key_of
+from accumlint.source.rehearsal.values import Items, Known, Opaque, Plan, Root, Stream, Value, key_of
 from accumlint.source.rehearsal.worlds import OUTER_TURNS
 from accumlint.trace import Kind
 
 
 class Loops(State):
     """Runs for and while loops."""
-
-    def plan(self, value: Value, node: ast.AST, bound: int | None = None) -> Plan:
-        raise NotImplementedError
 
     def _exec_For(self, node: ast.For | ast.AsyncFor) -> Signal | None:
         source = self.force(self.eval(node.iter))
@@ -59,7 +56,12 @@ class Loops(State):
         """A loop of a generator that yields batches is as long as the loop that takes them needs."""
         if root is not None and self.frame.yields is not None and root.kind in {"setting", "constant"}:
             self.yield_roots.append(root)
-        if root is None or not self.consumers or root.kind not in {"setting", "constant"} or not self.index.holds(node, ast.Yield, ast.YieldFrom):
+        if (
+            root is None
+            or not self.consumers
+            or root.kind not in {"setting", "constant"}
+            or not self.index.holds(node, ast.Yield, ast.YieldFrom)
+        ):
             return
         consumer, knowledge = self.consumers[-1], self.world.knowledge
         kinds = self.index.kinds(consumer.body)
@@ -82,10 +84,22 @@ class Loops(State):
         is_range = isinstance(source, Stream) and source.kind in {"range", "enumerate", "zip", "islice", "chunks"}
         if inner:
             return min(plan.count, OUTER_TURNS) if plan.open or plan.endless or root is not None else min(plan.count, 4)
-        if Kind.BACKWARD in kinds and Kind.STEP not in kinds and root is not None and root.kind == "length" and root.key not in knowledge.proven:
+        if (
+            Kind.BACKWARD in kinds
+            and Kind.STEP not in kinds
+            and root is not None
+            and root.kind == "length"
+            and root.key not in knowledge.proven
+        ):
             knowledge.learn_accumulation(root)
         self._learn_from_consumer(node, root)
-        if Kind.BACKWARD in kinds and root is not None and is_range and root.kind in {"setting", "constant"} and root.key not in knowledge.proven:
+        if (
+            Kind.BACKWARD in kinds
+            and root is not None
+            and is_range
+            and root.kind in {"setting", "constant"}
+            and root.key not in knowledge.proven
+        ):
             if Kind.STEP in kinds:
                 if root.key not in knowledge.lengths and root.key not in knowledge.divisible and root.key not in knowledge.accumulations:
                     knowledge.learn_length(root)
@@ -102,12 +116,26 @@ class Loops(State):
         micro_loop = self._is_micro_loop(node, plan)
         if plan.root is not None and plan.root.key[0] in {"chunks", "strides"} and Kind.STEP not in self.index.kinds(node.body):
             self.pieces[node.lineno] = plan.root.text
-        elif isinstance(source := self.force(self.eval(node.iter)) if isinstance(node.iter, (ast.Name, ast.Attribute, ast.Subscript)) else None, Items) and not source.open:
-            if Kind.BACKWARD in self.index.kinds(node.body) and Kind.STEP not in self.index.kinds(node.body) and any(map(carries, source.items)):
+        elif (
+            isinstance(
+                source := self.force(self.eval(node.iter)) if isinstance(node.iter, (ast.Name, ast.Attribute, ast.Subscript)) else None,
+                Items,
+            )
+            and not source.open
+        ):
+            if (
+                Kind.BACKWARD in self.index.kinds(node.body)
+                and Kind.STEP not in self.index.kinds(node.body)
+                and any(map(carries, source.items))
+            ):
                 self.pieces[node.lineno] = self.recorder.text(node.iter.value if isinstance(node.iter, ast.Subscript) else node.iter)
         dispatches = not plan.data and self.index.only_dispatches(node)
         for at in range(count):
-            turn = self.recorder.turns[-1] if dispatches and self.recorder.turns else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless)
+            turn = (
+                self.recorder.turns[-1]
+                if dispatches and self.recorder.turns
+                else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless)
+            )
             self.recorder.turns.append(turn)
             try:
                 if micro_loop:
@@ -191,7 +219,9 @@ class Loops(State):
                 inner, wrap = self._peel(source.parts[0], node)
                 if inner is not None:
                     others = [self.plan(part, node.iter) for part in source.parts[1:]]
-                    return inner, lambda at, value: Items([wrap(at, value), *(plan.item(at % max(1, plan.count)) for plan in others)], "tuple")
+                    return inner, lambda at, value: Items(
+                        [wrap(at, value), *(plan.item(at % max(1, plan.count)) for plan in others)], "tuple"
+                    )
         return None, lambda at, value: value
 
     def _consume(self, node: ast.For | ast.AsyncFor, generator: Stream, wrap: Callable[[int, Value], Value], entry: int) -> Signal | None:
@@ -269,7 +299,6 @@ class Loops(State):
             if isinstance(test, Opaque):
                 self.world.answers.pop(test.key, None)
         return self.block(node.orelse) if node.orelse else None
-
 
     def _learn_bound(self, test: Value, kinds: frozenset[Kind], node: ast.While) -> None:
         """`while n < total` with an open total: a length when the loop steps, K when it only goes backward."""

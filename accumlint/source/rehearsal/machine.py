@@ -10,9 +10,10 @@ from typing import Any
 
 from accumlint.source.reading.index import LOSS_WORDS, Index, terminal
 from accumlint.source.reading.relevance import Relevance
+from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
 from accumlint.source.rehearsal.calls import Calls
-from accumlint.source.rehearsal.evaluate import Expressions, bind
+from accumlint.source.rehearsal.evaluate import Expressions
 from accumlint.source.rehearsal.execute import Statements
 from accumlint.source.rehearsal.iterate import Iteration
 from accumlint.source.rehearsal.loops import Loops
@@ -40,12 +41,20 @@ from accumlint.trace import Actor, Event, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 
 VOCABULARY = Vocabulary((torch_training, distributed, torch_objects, itertools_words, torch_tensors))
-FETCHES = re.compile(r"batch|sample|data|next|fetch|chunk|token|example|draw|pull|take|feed|read|rollout|rand|synth|episode|trajector|segment|slice|window", re.IGNORECASE)
+FETCHES = re.compile(
+    r"batch|sample|data|next|fetch|chunk|token|example|draw|pull|take|feed|read|rollout|rand|synth|episode|trajector|segment|slice|window",
+    re.IGNORECASE,
+)
 MAKES = re.compile(r"loader|dataset|iterator|sampler|^(create|build|make|init|setup)(_|$)|size|shape|count|num_", re.IGNORECASE)
 LOADERS = re.compile(r"data_?loader|dataset$|sampler$|iterator$", re.IGNORECASE)
 AGREES = re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE)
-COUNT_NAME = re.compile(r"(^|_)(n|num)_(items|targets|valid|tokens)|denominator|normali[sz]er|total_(tokens|targets|items)|item_count|token_count", re.IGNORECASE)
-VERB = re.compile(r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)")
+COUNT_NAME = re.compile(
+    r"(^|_)(n|num)_(items|targets|valid|tokens)|denominator|normali[sz]er|total_(tokens|targets|items)|item_count|token_count",
+    re.IGNORECASE,
+)
+VERB = re.compile(
+    r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)"
+)
 
 
 class Machine(Iteration, Expressions, Calls, Loops, Statements):
@@ -79,7 +88,12 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
 
     def unknown_call(self, call: Call) -> Value:
         function = call.function
-        if isinstance(function, Opaque) and not function.path and (call.args or call.keywords or call.spread) and not VERB.search(call.name):
+        if (
+            isinstance(function, Opaque)
+            and not function.path
+            and (call.args or call.keywords or call.spread)
+            and not VERB.search(call.name)
+        ):
             if role_of(self, function) is Role.MODEL and not self.index.is_own_name(call.name):
                 return self.forward_of(call, function)
         made = super().unknown_call(call)
@@ -96,7 +110,13 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             return
         receiver = self.force(call.receiver) if call.receiver is not None else None
         module_call = receiver is not None and role_of(self, receiver) is Role.MODEL
-        if made.born and not made.forwards and self.recorder.turns and self._fetches(call) and any(_moves(self.force(value)) for value in call.values):
+        if (
+            made.born
+            and not made.forwards
+            and self.recorder.turns
+            and self._fetches(call)
+            and any(_moves(self.force(value)) for value in call.values)
+        ):
             made.born = self.take(call.node, made.key)
         if made.forwards or made.attached or (module_call and LOSS_WORDS.search(call.name)):
             made.attached = self.no_grad == 0
@@ -121,7 +141,11 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         actor = as_actor(self, model, Role.MODEL)
         data = frozenset().union(*(_born(self.force(value)) for value in call.values)) if call.values else frozenset()
         forwards = frozenset().union(*(_forwards(self.force(value)) for value in call.values)) - self.freed if call.values else frozenset()
-        made = self.opaque(("forward", call.node.lineno, self.steps), self.recorder.text(call.node), *(value for value in call.values if isinstance(value, Opaque)))
+        made = self.opaque(
+            ("forward", call.node.lineno, self.steps),
+            self.recorder.text(call.node),
+            *(value for value in call.values if isinstance(value, Opaque)),
+        )
         made.causes |= {"loss"} | ({"unclear-mean"} if self._may_count(call) else set())
         if self.no_grad:
             made.forwards, made.attached = frozenset(), False
@@ -156,7 +180,9 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             return True
         values = [self.force(value) for value in call.values]
         counts = {Quantity.UNITS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}
-        return any(COUNT_NAME.search(name) for name in call.keywords) or any(isinstance(value, Opaque) and value.quantity in counts for value in values)
+        return any(COUNT_NAME.search(name) for name in call.keywords) or any(
+            isinstance(value, Opaque) and value.quantity in counts for value in values
+        )
 
     def _wrapper_of(self, model: Value) -> tuple[Value | None, bool]:
         """The wrapper through which a model is called, or that it goes round."""
@@ -248,7 +274,13 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         for context in self.contexts:
             if context.kind == "no_sync" and any(self.force(one) is model or raw_module(self.force(one)) is raw for one in context.models):
                 return False
-        flag = model.sync if isinstance(model, Thing) else model.attributes.get("require_backward_grad_sync", TRUE) if isinstance(model, (Opaque, Instance)) else TRUE
+        flag = (
+            model.sync
+            if isinstance(model, Thing)
+            else model.attributes.get("require_backward_grad_sync", TRUE)
+            if isinstance(model, (Opaque, Instance))
+            else TRUE
+        )
         return self.truth(flag)
 
     def optimizers_of(self, model: Value | None) -> tuple[Actor, ...]:
@@ -313,7 +345,13 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         if isinstance(value, Instance):
             return self._within_instance(value, item, body)
         context = value if isinstance(value, Context) else Context("other")
-        given: Value = context.value if context.value is not None else context if isinstance(value, Context) else self.opaque(("as", item.context_expr.lineno), "as")
+        given: Value = (
+            context.value
+            if context.value is not None
+            else context
+            if isinstance(value, Context)
+            else self.opaque(("as", item.context_expr.lineno), "as")
+        )
         self.enter(context, item.context_expr)
         try:
             if item.optional_vars is not None:
@@ -366,7 +404,10 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
             if made.name == "grad":
                 made.weight = Weight()
             elif value.forwards and LOSS_WORDS.search(name) and value.key[0] == "forward":
-                made.weight = Weight((Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),), known="unclear-mean" not in value.causes and _is_of_forward(value))
+                made.weight = Weight(
+                    (Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),),
+                    known="unclear-mean" not in value.causes and _is_of_forward(value),
+                )
                 made.reduced = True
         return made
 
@@ -386,7 +427,13 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         value, current = self.force(value), self.force(current)
         if not (isinstance(current, Opaque) and any(not self.recorder.is_in_turn(self.recorder.events[one]) for one in current.forwards)):
             return  # a sum of this turn alone, so far
-        if isinstance(value, Opaque) and value.attached and value.forwards and value.weight is not None and not value.forwards <= self.backpropagated:
+        if (
+            isinstance(value, Opaque)
+            and value.attached
+            and value.forwards
+            and value.weight is not None
+            and not value.forwards <= self.backpropagated
+        ):
             self.recorder.emit(Kind.RETAIN, node, forwards=tuple(sorted(value.forwards)))
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:

@@ -53,7 +53,13 @@ class Recorder:
 
     def place(self, node: ast.AST) -> Place:
         line = getattr(node, "lineno", 1)
-        return Place(self.path, line, getattr(node, "col_offset", 0) + 1, getattr(node, "end_lineno", line) or line, (getattr(node, "end_col_offset", 0) or 0) + 1)
+        return Place(
+            self.path,
+            line,
+            getattr(node, "col_offset", 0) + 1,
+            getattr(node, "end_lineno", line) or line,
+            (getattr(node, "end_col_offset", 0) or 0) + 1,
+        )
 
     def text(self, node: ast.AST) -> str:
         """The source of a node as one short line."""
@@ -96,7 +102,9 @@ class Recorder:
     def is_in_turn(self, event: Event) -> bool:
         """Whether an event happened in the turns that are open now, rather than in earlier ones."""
         now = self.turns[: len(event.turns)]
-        return len(now) == len(event.turns) and all((one.line, one.index, one.entry) == (turn.line, turn.index, turn.entry) for one, turn in zip(now, event.turns))
+        return len(now) == len(event.turns) and all(
+            (one.line, one.index, one.entry) == (turn.line, turn.index, turn.entry) for one, turn in zip(now, event.turns)
+        )
 
     def emit(self, kind: Kind, node: ast.AST, **fields: Any) -> Event:
         event = Event(

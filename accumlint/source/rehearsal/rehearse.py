@@ -123,7 +123,11 @@ class Rehearsal:
         if self.entry is None:
             machine.block(self.source.tree.body)
             return
-        quiet = [node for node in self.source.tree.body if not machine.index.kinds(node) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        quiet = [
+            node
+            for node in self.source.tree.body
+            if not machine.index.kinds(node) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        ]
         machine.block(quiet)
         owner = self.index.owner.get(self.entry)
         function = self._bound(machine, owner) if owner is not None else machine.globals.find(self.entry.name)

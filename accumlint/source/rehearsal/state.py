@@ -15,6 +15,7 @@ from accumlint.source.rehearsal.values import (
     NO_ROOTS,
     TRUE,
     Builtin,
+    Class,
     Context,
     Function,
     Items,
@@ -22,7 +23,9 @@ from accumlint.source.rehearsal.values import (
     Known,
     Opaque,
     Phi,
+    Plan,
     Root,
+    Stream,
     Value,
     key_of,
 )
@@ -168,7 +171,9 @@ class State:
     def call(self, call: Call) -> Value:
         raise NotImplementedError
 
-    def call_value(self, function: Value, args: list[Value], node: ast.Call | None = None, keywords: dict[str, Value] | None = None) -> Value:
+    def call_value(
+        self, function: Value, args: list[Value], node: ast.Call | None = None, keywords: dict[str, Value] | None = None
+    ) -> Value:
         raise NotImplementedError
 
     def attribute(self, value: Value, name: str, node: ast.AST) -> Value:
@@ -181,6 +186,31 @@ class State:
         raise NotImplementedError
 
     def openness(self, value: Value, node: ast.AST) -> tuple[bool, Root | None]:
+        """Whether an iterable's length is not fixed by the code, and the open number that it is."""
+        raise NotImplementedError
+
+    def take(self, node: ast.AST, key: tuple[Any, ...] | None = None) -> frozenset[int]:
+        raise NotImplementedError
+
+    def plan(self, value: Value, node: ast.AST, bound: int | None = None) -> Plan:
+        raise NotImplementedError
+
+    def next_of(self, value: Value, node: ast.AST) -> Value:
+        raise NotImplementedError
+
+    def collect(self, stream: Stream) -> tuple[list[Value], bool]:
+        raise NotImplementedError
+
+    def enter(self, context: Context, node: ast.AST) -> None:
+        raise NotImplementedError
+
+    def leave(self, context: Context, node: ast.AST) -> None:
+        raise NotImplementedError
+
+    def named_constant(self, name: str, node: ast.AST | None, value: Value) -> Value:
+        raise NotImplementedError
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: Class | None) -> Value:
         raise NotImplementedError
 
     def method(self, receiver: Value, name: str, node: ast.AST) -> Value:
@@ -193,6 +223,20 @@ class State:
         raise NotImplementedError
 
     # Shared by all parts.
+    def _bind(self, name: str, value: Value) -> None:
+        frame = self.frame
+        if name in frame.declared_global:
+            frame = self.globals
+        elif name in frame.declared_nonlocal and frame.parent is not None:
+            outer = frame.parent
+            while outer.parent is not None and name not in outer.names:
+                outer = outer.parent
+            frame = outer
+        self.write(frame.names, name, value)
+
+    def _unknown(self, node: ast.AST) -> Value:
+        return self.opaque(("node", id(node)), self.recorder.text(node))
+
     def tick(self) -> None:
         self.steps += 1
         if self.steps > MOST_STEPS:
@@ -290,7 +334,15 @@ class State:
         if not self.world.knowledge.is_accumulation_name(name):
             return
         root = value.root if isinstance(value, Known) else None
-        if isinstance(value, Opaque) and not (value.forwards or value.born or value.causes or _counts_data(value) or value.path or value.actor or value.name in self.index.functions):
+        if isinstance(value, Opaque) and not (
+            value.forwards
+            or value.born
+            or value.causes
+            or _counts_data(value)
+            or value.path
+            or value.actor
+            or value.name in self.index.functions
+        ):
             root = Root(value.key, value.text or name)
         if root is not None and root.kind in {"setting", "constant"} and root.key not in self.world.knowledge.lengths:
             self.world.knowledge.learn_accumulation(root)

@@ -224,6 +224,18 @@ class Stream(Value):
     endless: bool = False  # a generator that never ends by itself
 
 
+@dataclass(slots=True)
+class Plan:
+    """`count` turns, `item(i)` the value of each. `open`: the code does not fix the count. `endless`: it never ends."""
+
+    count: int
+    item: Callable[[int], Value]
+    open: bool = False
+    endless: bool = False
+    root: Root | None = None
+    data: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Partial(Value):
     function: Value

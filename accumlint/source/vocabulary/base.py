@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from accumlint.source.rehearsal.state import Call
 
 Handler = Callable[["Machine", "Call"], Value | None]
-MODEL_NAME = re.compile(r"model|(^|_)net(work)?(_|$)|(^|_)g(enerator)?$|(^|_)d(iscriminator)?$|encoder|decoder|unet|student|actor|critic|policy|module", re.IGNORECASE)
-MODEL_USES = frozenset({"parameters", "named_parameters", "train", "eval", "state_dict", "no_sync", "zero_grad", "require_backward_grad_sync"})
+MODEL_NAME = re.compile(
+    r"model|(^|_)net(work)?(_|$)|(^|_)g(enerator)?$|(^|_)d(iscriminator)?$|encoder|decoder|unet|student|actor|critic|policy|module",
+    re.IGNORECASE,
+)
+MODEL_USES = frozenset(
+    {"parameters", "named_parameters", "train", "eval", "state_dict", "no_sync", "zero_grad", "require_backward_grad_sync"}
+)
 
 
 class Vocabulary:

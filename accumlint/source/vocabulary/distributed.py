@@ -130,7 +130,9 @@ def all_reduce(state: Machine, call: Call) -> Value | None:
         if value.quantity is Quantity.WINDOW_UNITS or (value.quantity is Quantity.UNITS and not state.recorder.turns):
             value.quantity = Quantity.GLOBAL_UNITS
             root = root_of(value)
-            value.weight = Weight((Factor(Quantity.GLOBAL_UNITS, 1, None, value.text, state.recorder.place(call.node), guarded=value.guarded, root=root),))
+            value.weight = Weight(
+                (Factor(Quantity.GLOBAL_UNITS, 1, None, value.text, state.recorder.place(call.node), guarded=value.guarded, root=root),)
+            )
             if "AVG" in ast.dump(call.node):
                 value.weight = value.weight.times(Factor(Quantity.WORLD, -1, None, "ReduceOp.AVG", state.recorder.place(call.node)))
     return value if isinstance(value, Opaque) else NONE

@@ -33,7 +33,9 @@ def chain(state: Machine, call: Call) -> Value | None:
     parts = [state.force(value) for value in call.args]
     if all(isinstance(part, Items) for part in parts):
         items = [part for part in parts if isinstance(part, Items)]
-        return Items([item for part in items for item in part.items], open=any(part.open for part in items), data=any(part.data for part in items))
+        return Items(
+            [item for part in items for item in part.items], open=any(part.open for part in items), data=any(part.data for part in items)
+        )
     parameters = [part for part in parts if isinstance(part, Stream) and part.kind == "parameters"]
     return parameters[0] if parameters and len(parameters) == 1 else Items(list(parameters)) if parameters else None
 

@@ -36,7 +36,9 @@ OPTIMIZER_CLASS = re.compile(
     r"^(Fused|Distributed|Hybrid|CPU|Scaled|Dist)?(SGD\w*|Adam\w*|RAdam|NAdam|RMSprop|Adagrad|Adadelta|Rprop|ASGD|LBFGS|SparseAdam|Lamb|LAMB|Lion|LARS|Adafactor"
     r"|Muon\w*|Ranger\w*|NovoGrad|Novograd|Sophia\w*|Shampoo|BertAdam|OpenAIAdam|Prodigy|AdEMAMix|ZeroRedundancyOptimizer)$"
 )
-SCHEDULER_CLASS = re.compile(r"(LR|Scheduler|Schedule)$|Plateau|Warmup|Annealing|^get_\w*schedule\w*$|^(CosineAnnealingWarmRestarts|ReduceLROnPlateau|SequentialLR)$")
+SCHEDULER_CLASS = re.compile(
+    r"(LR|Scheduler|Schedule)$|Plateau|Warmup|Annealing|^get_\w*schedule\w*$|^(CosineAnnealingWarmRestarts|ReduceLROnPlateau|SequentialLR)$"
+)
 CRITERIA = {
     "CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "MSELoss": "mse_loss", "L1Loss": "l1_loss", "SmoothL1Loss": "smooth_l1_loss",
     "HuberLoss": "huber_loss", "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
@@ -105,7 +107,9 @@ def criterion(state: Machine, call: Call) -> Value | None:
     """A criterion is its function with the settings already given."""
     name = call.name if call.name in CRITERIA else call.path.rsplit(".", 1)[-1]
     function = state.opaque(("import", CRITERIA[name]), name, path=f"torch.nn.functional.{CRITERIA[name]}", name=CRITERIA[name])
-    return Partial(function, (), {key: value for key, value in call.keywords.items() if key in {"reduction", "ignore_index", "size_average", "reduce"}})
+    return Partial(
+        function, (), {key: value for key, value in call.keywords.items() if key in {"reduction", "ignore_index", "size_average", "reduce"}}
+    )
 
 
 def module(state: Machine, call: Call) -> Value | None:
@@ -156,7 +160,9 @@ def fallback(state: Machine, call: Call) -> Value | None:
         return None
     if name in CRITERIA:
         return criterion(state, call)
-    if OPTIMIZER_CLASS.match(name) or (call.path.startswith("torch.optim.") and name[:1].isupper() and "scheduler" not in call.path and name != "Optimizer"):
+    if OPTIMIZER_CLASS.match(name) or (
+        call.path.startswith("torch.optim.") and name[:1].isupper() and "scheduler" not in call.path and name != "Optimizer"
+    ):
         return optimizer(state, call)
     if SCHEDULER_CLASS.search(name) and (call.args or call.keywords) and not state.index.is_own_name(name):
         return scheduler(state, call)
@@ -215,7 +221,9 @@ def checkpointed(state: Machine, call: Call) -> Value | None:
     if not call.path.endswith(("checkpoint.checkpoint", "checkpointing.checkpoint")) or not call.args:
         return None
     known = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
-    return state.call_value(call.args[0], call.args[1:], call.node, {name: value for name, value in call.keywords.items() if name not in known})
+    return state.call_value(
+        call.args[0], call.args[1:], call.node, {name: value for name, value in call.keywords.items() if name not in known}
+    )
 
 
 FUNCTIONS: dict[str, Handler] = {

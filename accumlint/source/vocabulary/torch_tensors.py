@@ -46,8 +46,15 @@ def loss(state: Machine, call: Call) -> Value | None:
     averages = state.force(call.keywords.get("size_average", Known(None)))
     if isinstance(averages, Known) and averages.value is False:
         kind = "sum"
-    made = state.opaque(("call", call.name, *state.key(*parts)), state.recorder.text(call.node), *(part for part in parts if isinstance(part, Opaque)), attached=True)
-    made.weight, made.reduced = weight_of_reduction(state, call.node, kind, call.name if call.name in LOSS_FUNCTIONS else call.path.rsplit(".", 1)[-1])
+    made = state.opaque(
+        ("call", call.name, *state.key(*parts)),
+        state.recorder.text(call.node),
+        *(part for part in parts if isinstance(part, Opaque)),
+        attached=True,
+    )
+    made.weight, made.reduced = weight_of_reduction(
+        state, call.node, kind, call.name if call.name in LOSS_FUNCTIONS else call.path.rsplit(".", 1)[-1]
+    )
     made.causes |= {"loss"}
     if state.no_grad == 0:
         state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
@@ -132,7 +139,9 @@ def size(state: Machine, call: Call) -> Value | None:
         return counted(state, quantity, (call.name, value.key), call, value)
     made = count(state, Quantity.INPUTS, (call.name, value.key, *state.key(*call.args)), call.node, value)
     first = state.force(call.args[0]) if call.args else None
-    made.agreed = made.agreed or (isinstance(first, Known) and first.value == 0)  # a distributed sampler gives all ranks batches of one size
+    made.agreed = made.agreed or (
+        isinstance(first, Known) and first.value == 0
+    )  # a distributed sampler gives all ranks batches of one size
     return made
 
 
@@ -175,7 +184,12 @@ def chunks(state: Machine, call: Call) -> Value | None:
         return None
     pieces = call.argument(1 if value is not call.receiver else 0, "chunks", "sections") if call.name in {"chunk", "tensor_split"} else None
     number = state.number(pieces, role="bound") if pieces is not None else None
-    return Stream("chunks", (value,), stop=number if number is not None and isinstance(number.value, int) else None, text=state.recorder.text(call.node))
+    return Stream(
+        "chunks",
+        (value,),
+        stop=number if number is not None and isinstance(number.value, int) else None,
+        text=state.recorder.text(call.node),
+    )
 
 
 def made_tensor(state: Machine, call: Call) -> Value | None:
@@ -220,7 +234,9 @@ def joined(state: Machine, call: Call) -> Value | None:
         made.reduced = False
     counts = [item for item in items if isinstance(item, Opaque) and item.quantity in {Quantity.UNITS, Quantity.INPUTS}]
     if counts and len(counts) == len(items):
-        quantity = Quantity.INPUTS if counts[0].quantity is Quantity.INPUTS else Quantity.WINDOW_UNITS if len(counts) > 1 else Quantity.UNITS
+        quantity = (
+            Quantity.INPUTS if counts[0].quantity is Quantity.INPUTS else Quantity.WINDOW_UNITS if len(counts) > 1 else Quantity.UNITS
+        )
         return count(state, quantity, made.key, call.node, *counts)
     return made
 
@@ -255,7 +271,13 @@ def fallback(state: Machine, call: Call) -> Value | None:
 def _named_criterion(state: Machine, call: Call) -> Value | None:
     values = [state.force(value) for value in call.values]
     tensors = [value for value in values if isinstance(value, Opaque) and (value.forwards or value.attached)]
-    nested = [part for value in values if isinstance(value, Items) for part in map(state.force, value.items) if isinstance(part, Opaque) and part.forwards]
+    nested = [
+        part
+        for value in values
+        if isinstance(value, Items)
+        for part in map(state.force, value.items)
+        if isinstance(part, Opaque) and part.forwards
+    ]
     tensors += nested
     if not tensors or isinstance(call.function, Thing):
         return None
@@ -278,7 +300,12 @@ def _named_criterion(state: Machine, call: Call) -> Value | None:
 
 def _is_imported_object(function: Value) -> bool:
     """Whether a criterion is an object of a class that comes from elsewhere, other than from torch."""
-    if not isinstance(function, Opaque) or function.key[0] != "call" or not isinstance(function.key[1], tuple) or function.key[1][0] != "import":
+    if (
+        not isinstance(function, Opaque)
+        or function.key[0] != "call"
+        or not isinstance(function.key[1], tuple)
+        or function.key[1][0] != "import"
+    ):
         return False
     return not str(function.key[1][1]).startswith("torch.")
 
@@ -300,7 +327,9 @@ def _has_dimension(call: Call) -> bool:
 
 
 def _derived(state: Machine, value: Opaque, call: Call) -> Opaque:
-    return state.opaque(("method", value.key, call.name, *state.key(*call.args)), state.recorder.text(call.node), value, scaler=value.scaler)
+    return state.opaque(
+        ("method", value.key, call.name, *state.key(*call.args)), state.recorder.text(call.node), value, scaler=value.scaler
+    )
 
 
 FUNCTIONS: dict[str, Handler] = {

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.index import CLIP_NAMES, CLIPPER_NAME
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
-from accumlint.source.rehearsal.values import NONE, Function, Instance, Items, Known, Mapping, Opaque, Stream, Thing, Value, actor_of, key_of
+from accumlint.source.rehearsal.values import (
+    NONE,
+    Function,
+    Instance,
+    Items,
+    Known,
+    Mapping,
+    Opaque,
+    Stream,
+    Thing,
+    Value,
+    actor_of,
+    key_of,
+)
 from accumlint.source.vocabulary.base import Handler, as_actor, last_name, modules_of, parameters_owner, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role
 from accumlint.weight import Weight
@@ -19,8 +32,9 @@ if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
     from accumlint.source.rehearsal.state import Call
 
-ENGINE_NAME = re.compile(r"accelerat|fabric|engine|booster|deepspeed|(^|\.)self$|optim|trainer|strategy|plugin|precision|runner", re.IGNORECASE)
-
+ENGINE_NAME = re.compile(
+    r"accelerat|fabric|engine|booster|deepspeed|(^|\.)self$|optim|trainer|strategy|plugin|precision|runner", re.IGNORECASE
+)
 
 
 def backward(state: Machine, call: Call) -> Value | None:
@@ -57,7 +71,11 @@ def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = Fa
     scaler = next((one.scaler for one in tensors if one.scaler is not None), None)
     retains = call.keywords.get("retain_graph")
     syncs = [state.synced(model) for model in models if model is not None]
-    options = {name for name, holds in (("replay", replay), ("engine", engine), ("scale-loss", unscales or state.within_context("scaled"))) if holds}
+    options = {
+        name
+        for name, holds in (("replay", replay), ("engine", engine), ("scale-loss", unscales or state.within_context("scaled")))
+        if holds
+    }
     event = state.recorder.emit(
         Kind.BACKWARD,
         call.node,
@@ -87,7 +105,12 @@ def _reaches(state: Machine, call: Call, forwards: tuple[int, ...]) -> frozenset
     named = state.force(call.keywords["inputs"]) if "inputs" in call.keywords else None
     if named is not None:
         values = named.items if isinstance(named, Items) else [named]
-        owners = [owner for value in values for owner in (parameters_owner(state.force(value)), _owner_of_parameter(state.force(value))) if owner is not None]
+        owners = [
+            owner
+            for value in values
+            for owner in (parameters_owner(state.force(value)), _owner_of_parameter(state.force(value)))
+            if owner is not None
+        ]
         return frozenset().union(*(modules_of(state.force(owner)) for owner in owners)) if owners else frozenset()
     reached = (state.recorder.events[index].reaches for index in forwards)
     return frozenset().union(*reached) if forwards else frozenset()
@@ -120,7 +143,13 @@ def step(state: Machine, call: Call) -> Value | None:
     if role is Role.SCHEDULER:
         scheduler = as_actor(state, owner, Role.SCHEDULER)
         options = (frozenset({"absolute"}) if call.values else frozenset()) | (scheduler.options if scheduler is not None else frozenset())
-        state.recorder.emit(Kind.SCHEDULE, call.node, options=options, targets=(scheduler,) if scheduler is not None else (), note=" ".join(str(key_of(value)) for value in call.values)[:80])
+        state.recorder.emit(
+            Kind.SCHEDULE,
+            call.node,
+            options=options,
+            targets=(scheduler,) if scheduler is not None else (),
+            note=" ".join(str(key_of(value)) for value in call.values)[:80],
+        )
         return NONE
     return None
 
@@ -159,7 +188,9 @@ def zero_grad(state: Machine, call: Call) -> Value | None:
         return NONE
     actor = as_actor(state, owner, Role.OPTIMIZER) if role is Role.OPTIMIZER or not isinstance(owner, (Items, Known)) else None
     options = frozenset({"closure"}) if state.in_closure else frozenset()
-    state.recorder.emit(Kind.ZERO, call.node, targets=(actor,) if actor is not None and actor.role is Role.OPTIMIZER else (), options=options)
+    state.recorder.emit(
+        Kind.ZERO, call.node, targets=(actor,) if actor is not None and actor.role is Role.OPTIMIZER else (), options=options
+    )
     return NONE
 
 
@@ -170,10 +201,18 @@ def clip(state: Machine, call: Call) -> Value | None:
     if isinstance(owner, (Thing, Instance)) or (isinstance(owner, Opaque) and not owner.path):
         candidates.append(owner)
     options = {"scale-loss"} if state.within_context("scaled") else set()
-    if owner is not None and isinstance(owner, Opaque) and not owner.path and ENGINE_NAME.search(owner.text) and role_of(state, owner) is None:
+    if (
+        owner is not None
+        and isinstance(owner, Opaque)
+        and not owner.path
+        and ENGINE_NAME.search(owner.text)
+        and role_of(state, owner) is None
+    ):
         options.add("engine")
     limit = state.force(call.argument(1, "max_norm", "clip_value") or NONE)
-    if (isinstance(limit, Known) and limit.value == float("inf")) or (isinstance(limit, Opaque) and limit.path in {"math.inf", "torch.inf", "numpy.inf"}):
+    if (isinstance(limit, Known) and limit.value == float("inf")) or (
+        isinstance(limit, Opaque) and limit.path in {"math.inf", "torch.inf", "numpy.inf"}
+    ):
         options.add("norm-only")
     state.recorder.emit(Kind.CLIP, call.node, targets=_concerned(state, candidates), options=frozenset(options))
     made = state.opaque(("norm", call.node.lineno, state.steps), state.recorder.text(call.node), causes=frozenset({"loss"}))

@@ -1,0 +1,115 @@
+"""Assignments: what a name, an attribute or an item is from now on."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from accumlint.source.rehearsal.state import State
+from accumlint.source.rehearsal.values import (
+    Class,
+    Instance,
+    Items,
+    Known,
+    Mapping,
+    Opaque,
+    Thing,
+    Value,
+    key_of,
+)
+
+
+class Assignments(State):
+    """Carries out assignments."""
+
+    def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
+        name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+        if name:
+            self.christen(name, value)
+        if name and isinstance(node, ast.Constant) and self.index.is_open_constant(name):
+            return self.named_constant(name, node, value)
+        if name and isinstance(value, Opaque) and not value.text:
+            value.text = name
+        return value
+
+    def assign(self, target: ast.expr, value: Value) -> None:
+        if isinstance(target, ast.Name):
+            self._bind(target.id, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self._unpack(target, value)
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, value)
+        elif isinstance(target, ast.Attribute):
+            self._set_attribute(target, value)
+        elif isinstance(target, ast.Subscript):
+            self._set_item(target, value)
+
+    def _unpack(self, target: ast.Tuple | ast.List, value: Value) -> None:
+        value = self.force(value)
+        starred = next((at for at, one in enumerate(target.elts) if isinstance(one, ast.Starred)), None)
+        if isinstance(value, Items) and starred is None and not value.open and len(value.items) == len(target.elts):
+            for one, item in zip(target.elts, value.items):
+                self.assign(one, item)
+            return
+        if isinstance(value, Items) and starred is not None and len(value.items) >= len(target.elts) - 1:
+            after = len(target.elts) - starred - 1
+            for one, item in zip(target.elts[:starred], value.items):
+                self.assign(one, item)
+            self.assign(target.elts[starred], Items(value.items[starred : len(value.items) - after]))
+            for one, item in zip(target.elts[starred + 1 :], value.items[len(value.items) - after :]):
+                self.assign(one, item)
+            return
+        for at, one in enumerate(target.elts):
+            self.assign(one, self._part(value, at, one))
+
+    def _part(self, value: Value, at: int, target: ast.expr) -> Value:
+        """The part of an unknown tuple that a target takes; its name tells what nothing else does."""
+        if isinstance(value, Opaque):
+            text = target.id if isinstance(target, ast.Name) else f"{value.text}[{at}]"
+            made = self.opaque(("part", value.key, at), text, value, attached=value.attached, owner=value, name=text)
+            return made
+        if isinstance(value, Items) and value.items:
+            return value.items[min(at, len(value.items) - 1)]
+        return self.opaque(("part", key_of(value), at), self.recorder.text(target))
+
+    def _set_attribute(self, target: ast.Attribute, value: Value) -> None:
+        owner = self.force(self.eval(target.value))
+        if self.set_training_attribute(owner, target, value):
+            return
+        if isinstance(owner, (Instance, Thing, Opaque)):
+            self.write(owner.attributes, target.attr, value)
+        elif isinstance(owner, Class):
+            self.write(owner.members, target.attr, value)
+        elif isinstance(owner, Mapping):
+            self.write(owner.items, target.attr, value)
+
+    def set_training_attribute(self, owner: Value, target: ast.Attribute, value: Value) -> bool:
+        """Assignments that are events: the sync flag, `.grad = …`. Returns whether it was one."""
+        raise NotImplementedError
+
+    def scale_gradient(self, target: ast.expr, op: type[ast.operator], value: Value, node: ast.AST) -> bool:
+        """`p.grad /= n`: an event. Returns whether it was one."""
+        raise NotImplementedError
+
+    def _set_item(self, target: ast.Subscript, value: Value) -> None:
+        owner = self.force(self.eval(target.value))
+        key = self.force(self.eval(target.slice))
+        if isinstance(owner, Mapping):
+            self.write(owner.items, key.value if isinstance(key, Known) and _hashable(key.value) else ("?", key_of(key)), value)
+        elif (
+            isinstance(owner, Items)
+            and isinstance(key, Known)
+            and isinstance(key.value, int)
+            and -len(owner.items) <= key.value < len(owner.items)
+        ):
+            owner.items[key.value] = value
+        elif isinstance(owner, (Opaque, Thing)) and isinstance(key, Known):
+            self.write(owner.attributes, f"[{key.value!r}]", value)
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

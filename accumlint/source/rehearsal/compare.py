@@ -1,0 +1,214 @@
+"""Comparisons and the logic of conditions."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from accumlint.source.rehearsal.state import State
+from accumlint.source.rehearsal.values import (
+    NO_ROOTS,
+    NONE,
+    TRUE,
+    Items,
+    Known,
+    Mapping,
+    Opaque,
+    Root,
+    Value,
+    actor_of,
+)
+from accumlint.weight import Quantity
+
+COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+class Comparisons(State):
+    """Compares values, and joins and inverts answers."""
+
+    def _eval_UnaryOp(self, node: ast.UnaryOp) -> Value:
+        value = self.force(self.eval(node.operand))
+        if isinstance(node.op, ast.Not):
+            if isinstance(value, (Opaque,)):
+                return self.opaque(("not", value.key), f"not {value.text}", value, negated=value)
+            answer = self.boolean(not self.truth(value), value)
+            return (
+                Known(answer.value, answer.roots, None, answer.gates, value.origin)
+                if isinstance(value, Known) and value.origin is not None
+                else answer
+            )
+        if isinstance(value, Known) and isinstance(value.value, (int, float)):
+            return Known(
+                -value.value if isinstance(node.op, ast.USub) else +value.value if isinstance(node.op, ast.UAdd) else ~int(value.value),
+                value.roots,
+            )
+        if isinstance(value, Opaque):
+            return self.opaque(
+                ("unary", type(node.op).__name__, value.key), self.recorder.text(node), value, weight=value.weight, reduced=value.reduced,
+                attached=value.attached, quantity=value.quantity, scaler=value.scaler,
+            )  # fmt: skip
+        return self._unknown(node)
+
+    def _eval_BoolOp(self, node: ast.BoolOp) -> Value:
+        conjunction = isinstance(node.op, ast.And)
+        gates = NO_ROOTS
+        roots = NO_ROOTS
+        unknown: list[Value] = []
+        last: Value = NONE
+        for part in node.values:
+            last = self.force(self.eval(part))
+            if isinstance(last, Opaque):
+                gates |= last.gates
+                unknown.append(last)
+                continue
+            if isinstance(last, Known):
+                gates |= last.gates
+                roots |= last.roots
+            if self.truth(last) is not conjunction:
+                return Known(last.value, roots, None, gates, node) if isinstance(last, Known) else last
+        if not unknown:
+            return Known(last.value, roots, None, gates, node) if isinstance(last, Known) and gates else last
+        if len(unknown) == 1 and isinstance(unknown[0], Opaque):
+            only = unknown[0]
+            only.gates |= gates
+            return only
+        return self.opaque(
+            ("and" if conjunction else "or", *self.key(*unknown)), self.recorder.text(node), *unknown, gates=gates,
+            conjunction=(Known("and" if conjunction else "or"), *unknown),
+        )  # fmt: skip
+
+    def _eval_Compare(self, node: ast.Compare) -> Value:
+        left = self.force(self.eval(node.left))
+        result: Value = TRUE
+        for op, right_node in zip(node.ops, node.comparators):
+            right = self.force(self.eval(right_node))
+            result = self._compare(op, left, right, node)
+            if isinstance(result, Known) and not result.value:
+                return result
+            left = right
+        return result
+
+    def _compare(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
+        if isinstance(op, (ast.Is, ast.IsNot)) or (isinstance(right, Known) and right.value is None):
+            return self._identity(op, left, right, node)
+        if isinstance(op, (ast.In, ast.NotIn)):
+            return self._membership(op, left, right, node)
+        counter = isinstance(left, Known) and isinstance(left.value, int)
+        if isinstance(right, Opaque) and counter:
+            right = self.number(right, role="bound") or right
+        elif isinstance(left, Opaque) and isinstance(right, Known) and right.roots:
+            left = self.number(left, role="bound") or left
+        elif isinstance(left, Opaque) and isinstance(right, Known) and self._is_accumulation(left):
+            left = self.number(left, role="bound") or left
+        if isinstance(left, Known) and isinstance(right, Known):
+            return self._compare_known(op, left, right, node)
+        if isinstance(left, Items) and isinstance(right, Items) and not left.open and not right.open:
+            if len(left.items) != len(right.items):
+                return self.boolean(isinstance(op, ast.NotEq))
+        return self._compare_unknown(op, left, right, node)
+
+    def _is_accumulation(self, value: Opaque) -> bool:
+        return self.world.knowledge.is_accumulation_name(value.text)
+
+    def _compare_known(self, op: ast.cmpop, left: Known, right: Known, node: ast.Compare) -> Value:
+        try:
+            answer = bool(COMPARE[type(op)](left.value, right.value))
+        except Exception:
+            return self._unknown(node)
+        gates = left.gates | right.gates
+        moving = not any(isinstance(part, ast.Constant) for part in (node.left, *node.comparators))
+        for side, other in ((left, right), (right, left)) if moving else ():
+            # An upper bound (`step < total`) gates nothing; a test for arrival (`==`, `>=`) may be the boundary.
+            if (
+                side.root is not None
+                and side.root.kind != "length"
+                and other.root is None
+                and isinstance(op, (ast.Eq, ast.NotEq, ast.GtE, ast.Gt, ast.Lt))
+            ):
+                gates |= {side.root}
+        return Known(answer, left.roots | right.roots, None, gates, node)
+
+    def _compare_unknown(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
+        flipped = {
+            ast.NotEq: ("==", True),
+            ast.Eq: ("==", False),
+            ast.GtE: ("<", True),
+            ast.Lt: ("<", False),
+            ast.Gt: (">", False),
+            ast.LtE: (">", True),
+        }
+        name, negative = flipped[type(op)]
+        gates = NO_ROOTS
+        counter = isinstance(left, Known) and isinstance(left.value, int)
+        if counter and isinstance(right, Opaque) and not right.born and not right.forwards:
+            gates = frozenset({Root(right.key, right.text)})
+            # The counter moves while the setting stays: one answer for the place, not one for each turn.
+            key: tuple[Any, ...] = ("compare", name, node.lineno, right.key)
+        else:
+            key = ("compare", name, *self.key(left, right))
+        text = self.recorder.text(node)
+        if gates and not any(isinstance(part, ast.Constant) for part in (node.left, *node.comparators)):
+            # A counter against an unknown end: it has not arrived there yet.
+            assert isinstance(left, Known)
+            return Known(isinstance(op, (ast.Lt, ast.LtE, ast.NotEq)), left.roots, None, left.gates | gates, node)
+        base = self.opaque(key, text, left, right)
+        if base.born or "data" in base.causes:
+            base.causes |= self._selects(left, right)
+        base.gates |= gates
+        if isinstance(left, Opaque) and left.quantity is Quantity.INPUTS and isinstance(right, Known) and right.value == 0:
+            base.agreed = False  # whether there is anything at all differs from rank to rank, unlike the size of a batch
+        if not negative:
+            return base
+        return self.opaque(("not", key), text, base, negated=base, gates=base.gates)
+
+    @staticmethod
+    def _selects(left: Value, right: Value) -> frozenset[str]:
+        """A comparison of data selects some of it: a different number each time, and perhaps none."""
+        positions = any(isinstance(side, Opaque) and "positions" in side.causes for side in (left, right))
+        constant = isinstance(right, Known) and positions
+        if constant:
+            return frozenset()
+        return frozenset({"compared"}) if positions else frozenset({"compared", "filtered"})
+
+    def _identity(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
+        positive = isinstance(op, (ast.Is, ast.Eq))
+        if isinstance(right, Known) and isinstance(left, Known):
+            return self.boolean((left.value == right.value) is positive)
+        if isinstance(right, Known) and right.value is None:
+            if isinstance(left, Opaque):
+                if left.name == "grad" or left.forwards or left.born or actor_of(left) is not None or _is_moved(left):
+                    return self.boolean(not positive)
+                base = self.opaque(("none", left.key), f"{left.text} is None", left)
+                return base if positive else self.opaque(("not", base.key), f"{left.text} is not None", left, negated=base)
+            return self.boolean(not positive)
+        if left is right:
+            return self.boolean(positive)
+        if isinstance(left, Opaque) or isinstance(right, Opaque):
+            return self._compare_unknown(ast.Eq() if positive else ast.NotEq(), left, right, node)
+        return self.boolean(not positive)
+
+    def _membership(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
+        positive = isinstance(op, ast.In)
+        if isinstance(left, Known):
+            if isinstance(right, Mapping) and right.text == "":
+                return self.boolean((left.value in right.items) is positive)
+            if isinstance(right, Items) and not right.open and all(isinstance(one, Known) for one in right.items):
+                return self.boolean(any(isinstance(one, Known) and one.value == left.value for one in right.items) is positive)
+            if isinstance(right, Known) and isinstance(right.value, str) and isinstance(left.value, str):
+                return self.boolean((left.value in right.value) is positive)
+        base = self.opaque(("in", *self.key(left, right)), self.recorder.text(node), left, right)
+        return base if positive else self.opaque(("not", base.key), base.text, base, negated=base)
+
+
+def _is_moved(value: Opaque) -> bool:
+    """Whether a value is the result of a tensor's own method (`x.cuda()`), which is never None."""
+    return value.key[0] == "call" and value.name in {"cuda", "to", "cpu", "float", "long", "half", "contiguous", "pin_memory"}
