@@ -68,9 +68,8 @@ def catalogue() -> dict[str, Rule]:
     found: dict[str, Rule] = {}
     for module in pkgutil.iter_modules(package.__path__):
         for value in vars(importlib.import_module(f"accumlint.rules.{module.name}")).values():
-            if isinstance(value, Rule):
-                if found.setdefault(value.code, value) is not value:
-                    raise DuplicateRuleError(f"{value.code} is defined twice")
+            if isinstance(value, Rule) and found.setdefault(value.code, value) is not value:
+                raise DuplicateRuleError(f"{value.code} is defined twice")
     return dict(sorted(found.items()))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accumlint.rules._order import same, works
-
 from accumlint.trace import Actor, Event, Kind, Trace, Window
 from accumlint.weight import Quantity
 

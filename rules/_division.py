@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from accumlint.rules._boundary import Boundaries
-
 from accumlint.findings import Confidence
+from accumlint.rules._boundary import Boundaries
 from accumlint.trace import Event, Evidence, Kind, Place, Trace, Window, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from accumlint.rules._order import family, forwards_of
-
 from accumlint.trace import Actor, Event, Kind, Trace, Window
 
 

@@ -40,11 +40,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._order import family
-from accumlint.rules._sync import in_order, own_forwards, unsynced_updates
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._order import family
+from accumlint.rules._sync import in_order, own_forwards, unsynced_updates
 from accumlint.trace import Actor, Event, Trace
 
 

@@ -42,11 +42,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._order import forwards_of, sureness
-from accumlint.rules._sync import Unsynced, switch_before, trains, unsynced_updates
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._order import forwards_of, sureness
+from accumlint.rules._sync import Unsynced, switch_before, trains, unsynced_updates
 from accumlint.trace import Actor, Event, Kind, Trace
 
 

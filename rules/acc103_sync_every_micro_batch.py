@@ -46,12 +46,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from accumlint.findings import Finding, Severity, at
+from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
 from accumlint.rules._order import family, sureness
 from accumlint.rules._sync import off_boundary, own_forwards
-
-from accumlint.findings import Finding, Severity, at
-from accumlint.rule import rule
 from accumlint.trace import Actor, Event, Kind, Trace, Window
 
 AT_RUN_TIME = frozenset({"prepared", "optional"})  # the wrapper is a launcher's or a setting's choice

@@ -37,10 +37,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._sync import off_boundary, own_forwards
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._sync import off_boundary, own_forwards
 from accumlint.trace import Actor, Event, Trace, Window
 
 

@@ -46,12 +46,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from accumlint.findings import Finding, Severity, at
+from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
 from accumlint.rules._order import family, forwards_of, sureness
 from accumlint.rules._sync import in_order, own_forwards, reduced_by_hand, trains
-
-from accumlint.findings import Finding, Severity, at
-from accumlint.rule import rule
 from accumlint.trace import Actor, Event, Kind, Trace, Window, Wrapper
 
 
@@ -66,7 +65,9 @@ def check(trace: Trace) -> Iterator[Finding]:
 def _gone_round(trace: Trace) -> Iterator[Finding]:
     view = Boundaries(trace)
     for window in trace.all_windows():
-        for backward in view.own(window):
+        for backward in window.backwards:
+            if not view.means(backward, window.optimizer):
+                continue
             for forward in forwards_of(trace, backward):
                 model = forward.model
                 if model is None or not forward.bypass or not _arms_in_forward(model):

@@ -36,10 +36,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._sync import own_forwards, switch_before
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._sync import own_forwards, switch_before
 from accumlint.trace import Kind, Trace
 
 

@@ -37,10 +37,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._sync import in_order, own_forwards, reduced_by_hand, trains
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._sync import in_order, own_forwards, reduced_by_hand, trains
 from accumlint.trace import Event, Trace, Window
 
 

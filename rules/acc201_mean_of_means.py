@@ -44,10 +44,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, accumulating, normalised, setting, varies, without_term_weights
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._division import Contribution, Normalised, accumulating, normalised, setting, varies, without_term_weights
 from accumlint.trace import Event, Kind, Place, Trace, Window
 from accumlint.weight import Quantity
 

@@ -47,10 +47,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, accumulating, confidence, setting
-
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._division import Contribution, Normalised, accumulating, confidence, setting
 from accumlint.trace import Accumulation, Kind, Trace, Window
 from accumlint.weight import Quantity
 

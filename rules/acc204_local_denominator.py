@@ -38,10 +38,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Normalised, averages, confidence, place_of, stepping, uneven, written
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._division import Normalised, averages, confidence, place_of, stepping, uneven, written
 from accumlint.trace import Trace
 from accumlint.weight import Quantity
 

@@ -44,6 +44,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from accumlint.findings import Finding, Severity, at
+from accumlint.rule import rule
 from accumlint.rules._division import (
     Contribution,
     Normalised,
@@ -56,9 +58,6 @@ from accumlint.rules._division import (
     stepping,
     without_term_weights,
 )
-
-from accumlint.findings import Finding, Severity, at
-from accumlint.rule import rule
 from accumlint.trace import Trace
 
 

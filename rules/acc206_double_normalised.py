@@ -42,10 +42,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, accumulating, place_of, setting
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._division import Contribution, Normalised, accumulating, place_of, setting
 from accumlint.trace import Trace
 from accumlint.weight import Factor, Quantity
 

@@ -37,10 +37,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import place_of, stepping, written
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._division import place_of, stepping, written
 from accumlint.trace import Event, Kind, Place, Trace
 from accumlint.weight import Factor, Quantity
 

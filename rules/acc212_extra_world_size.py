@@ -34,10 +34,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, averages, place_of, stepping, uneven
-
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._division import Contribution, Normalised, averages, place_of, stepping, uneven
 from accumlint.trace import Trace
 from accumlint.weight import Factor, Quantity
 

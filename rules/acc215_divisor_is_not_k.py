@@ -38,10 +38,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, place_of, setting, written
-
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, place_of, setting, written
 from accumlint.trace import Accumulation, Trace
 from accumlint.weight import Factor, Quantity, Weight
 

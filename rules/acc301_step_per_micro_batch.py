@@ -50,10 +50,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 
-from accumlint.rules._boundary import GATED, Boundaries
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import GATED, Boundaries
 from accumlint.trace import Event, Kind, Place, Trace, Window
 from accumlint.weight import Factor, Quantity
 

@@ -45,10 +45,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._boundary import GATED, Boundaries, passes
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import GATED, Boundaries, passes
 from accumlint.trace import Event, Kind, Place, Trace, Window
 from accumlint.weight import Quantity
 

@@ -43,10 +43,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from accumlint.rules._boundary import Boundaries
-
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import Boundaries
 from accumlint.trace import Actor, Event, Kind, Trace
 
 CODE = "ACC303"

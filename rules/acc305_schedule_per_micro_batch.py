@@ -47,10 +47,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from accumlint.rules._boundary import GATED, Boundaries, passes
-
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import GATED, Boundaries, passes
 from accumlint.trace import Event, Kind, Place, Role, Trace
 
 CODE = "ACC305"

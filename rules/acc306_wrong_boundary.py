@@ -44,10 +44,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._boundary import Boundaries, passes
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import Boundaries, passes
 from accumlint.trace import Actor, Event, Guard, Kind, Trace, Window
 
 CODE = "ACC306"

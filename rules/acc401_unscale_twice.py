@@ -46,11 +46,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._amp import unscaled_twice
-from accumlint.rules._order import sureness
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._amp import unscaled_twice
+from accumlint.rules._order import sureness
 from accumlint.trace import Trace
 
 

@@ -39,11 +39,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from accumlint.rules._amp import takes_scale_out
-from accumlint.rules._order import events_of, same_choice, sureness, works
-
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._amp import takes_scale_out
+from accumlint.rules._order import events_of, same_choice, sureness, works
 from accumlint.trace import Actor, Event, Kind, Trace
 
 SCALE = re.compile(r"\b(get_scale|(loss_)?scale)\b")

@@ -42,11 +42,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._amp import window_with
-from accumlint.rules._order import events_of, same, works
-
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._amp import window_with
+from accumlint.rules._order import events_of, same, works
 from accumlint.trace import Actor, Event, Kind, Trace
 
 

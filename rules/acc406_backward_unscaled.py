@@ -37,10 +37,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.rules._order import events_of, same_choice, sureness, works
-
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._order import events_of, same_choice, sureness, works
 from accumlint.trace import Actor, Event, Kind, Trace
 from accumlint.weight import Quantity
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from accumlint.findings import Confidence, Severity
+from accumlint.rule import Rule
 from accumlint.rules.acc201_mean_of_means import check as acc201
 from accumlint.rules.acc202_unnormalised_accumulation import check as acc202
 from accumlint.rules.acc203_missing_world_size import check as acc203
@@ -19,9 +22,6 @@ from accumlint.rules.acc207_counts_inputs import check as acc207
 from accumlint.rules.acc208_unguarded_zero_denominator import check as acc208
 from accumlint.rules.acc212_extra_world_size import check as acc212
 from accumlint.rules.acc215_divisor_is_not_k import check as acc215
-
-from accumlint.findings import Confidence, Severity
-from accumlint.rule import Rule
 from accumlint.trace import Actor, Kind, Trace, Turn, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 

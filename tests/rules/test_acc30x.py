@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from accumlint.findings import Confidence
+from accumlint.rule import Rule
 from accumlint.rules._boundary import Boundaries
 from accumlint.rules.acc301_step_per_micro_batch import check as acc301
 from accumlint.rules.acc302_zero_grad_inside_window import check as acc302
@@ -15,9 +18,6 @@ from accumlint.rules.acc303_zero_grad_missing import check as acc303
 from accumlint.rules.acc304_clip_per_micro_batch import check as acc304
 from accumlint.rules.acc305_schedule_per_micro_batch import check as acc305
 from accumlint.rules.acc306_wrong_boundary import check as acc306
-
-from accumlint.findings import Confidence
-from accumlint.rule import Rule
 from accumlint.trace import Actor, Guard, Kind, Role, Trace, Turn, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 

@@ -49,9 +49,7 @@ def _functions_in(index: Index, value: ast.expr) -> list[FunctionNode]:
         parts = value.args
     elif isinstance(value, ast.IfExp):
         parts = [value.body, value.orelse]
-    elif isinstance(value, ast.BoolOp):
-        parts = value.values
-    elif isinstance(value, ast.Dict):
+    elif isinstance(value, ast.BoolOp) or isinstance(value, ast.Dict):
         parts = value.values
     elif isinstance(value, ast.Subscript):
         parts = [value.value]
@@ -85,4 +83,4 @@ def _named_arguments(index: Index, call: ast.Call) -> Iterator[tuple[str, ast.ex
         parameters = [argument.arg for argument in callee.args.posonlyargs + callee.args.args]
         if callee in index.owner and parameters[:1] in (["self"], ["cls"]):
             parameters = parameters[1:]
-        yield from zip(parameters, call.args)
+        yield from zip(parameters, call.args, strict=False)

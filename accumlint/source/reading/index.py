@@ -33,20 +33,20 @@ ACCUMULATION_NAME = re.compile(
 
 BACKWARD_NAMES = frozenset({"backward", "manual_backward", "backward_step"})
 CLIP_NAMES = frozenset(
-    {
-        "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_grads_with_norm_", "clip_grad_value", "clip_gradients", "clip_gradient",
-        "clip_master_grads", "clip_main_grads", "dispatch_clip_grad", "clip_grads",
-    }
-)  # fmt: skip
+    """
+    clip_grad_norm_ clip_grad_norm clip_grad_value_ clip_grads_with_norm_ clip_grad_value clip_gradients clip_gradient
+    clip_master_grads clip_main_grads dispatch_clip_grad clip_grads
+    """.split()
+)
 CLIPPER_NAME = re.compile(r"grad\w*_?clip|clip\w*_?grad", re.IGNORECASE)
 LOSS_WORDS = re.compile(r"loss|cross_entropy|criterion|nll|mse|bce|\bkl_div|perplexity|entropy", re.IGNORECASE)
 TRACKED = frozenset(
-    {
-        "no_sync", "GradScaler", "DistributedDataParallel", "DDP", "DistributedDataParallelCPU", "FullyShardedDataParallel", "FSDP", "fully_shard",
-        "require_backward_grad_sync", "set_requires_gradient_sync", "nullcontext", "no_backward_sync", "register_post_accumulate_grad_hook",
-        "all_reduce", "scale_loss", "all_reduce_gradients", "requires_grad_", "requires_grad", "register_comm_hook",
-    }
-)  # fmt: skip
+    """
+    no_sync GradScaler DistributedDataParallel DDP DistributedDataParallelCPU FullyShardedDataParallel FSDP fully_shard
+    require_backward_grad_sync set_requires_gradient_sync nullcontext no_backward_sync register_post_accumulate_grad_hook
+    all_reduce scale_loss all_reduce_gradients requires_grad_ requires_grad register_comm_hook
+    """.split()
+)
 
 
 def terminal(node: ast.AST) -> str:
@@ -144,7 +144,7 @@ class Index:
                 if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
                 else [value] * len(target.elts)
             )
-            for one, its in zip(target.elts, values):
+            for one, its in zip(target.elts, values, strict=False):
                 self._assign(one, its)
             return
         name = terminal(target)

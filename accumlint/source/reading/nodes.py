@@ -6,7 +6,9 @@ import ast
 from collections.abc import Iterator
 
 _PLAIN_FIELDS = frozenset(
-    {"ctx", "op", "ops", "id", "attr", "arg", "name", "names", "n", "s", "kind", "type_comment", "level", "module", "asname", "conversion"}
+    """
+    ctx op ops id attr arg name names n s kind type_comment level module asname conversion
+    """.split()
 )
 _fields: dict[type[ast.AST], tuple[str, ...]] = {}
 

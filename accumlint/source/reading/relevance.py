@@ -129,7 +129,11 @@ class Relevance:
 
 
 FILLS = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault", "put"})
-TRACKED_QUIET = frozenset({"item", "detach", "tolist", "cpu", "numpy", "format", "join", "time", "perf_counter"})
+TRACKED_QUIET = frozenset(
+    """
+    item detach tolist cpu numpy format join time perf_counter
+    """.split()
+)
 
 
 def _is_number(node: ast.expr) -> bool:

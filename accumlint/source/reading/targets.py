@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+
 from accumlint.source.reading.nodes import walk
 
 IGNORED = -100
 WRITERS = frozenset(
-    {"masked_fill", "masked_fill_", "where", "full", "full_like", "fill_", "new_full", "pad", "index_fill_", "extend", "append"}
+    """
+    masked_fill masked_fill_ where full full_like fill_ new_full pad index_fill_ extend append
+    """.split()
 )
 LABELS = re.compile(r"label|target|tgt", re.IGNORECASE)
 

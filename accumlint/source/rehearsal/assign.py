@@ -48,15 +48,15 @@ class Assignments(State):
         value = self.force(value)
         starred = next((at for at, one in enumerate(target.elts) if isinstance(one, ast.Starred)), None)
         if isinstance(value, Items) and starred is None and not value.open and len(value.items) == len(target.elts):
-            for one, item in zip(target.elts, value.items):
+            for one, item in zip(target.elts, value.items, strict=False):
                 self.assign(one, item)
             return
         if isinstance(value, Items) and starred is not None and len(value.items) >= len(target.elts) - 1:
             after = len(target.elts) - starred - 1
-            for one, item in zip(target.elts[:starred], value.items):
+            for one, item in zip(target.elts[:starred], value.items, strict=False):
                 self.assign(one, item)
             self.assign(target.elts[starred], Items(value.items[starred : len(value.items) - after]))
-            for one, item in zip(target.elts[starred + 1 :], value.items[len(value.items) - after :]):
+            for one, item in zip(target.elts[starred + 1 :], value.items[len(value.items) - after :], strict=False):
                 self.assign(one, item)
             return
         for at, one in enumerate(target.elts):
@@ -66,8 +66,7 @@ class Assignments(State):
         """The part of an unknown tuple that a target takes; its name tells what nothing else does."""
         if isinstance(value, Opaque):
             text = target.id if isinstance(target, ast.Name) else f"{value.text}[{at}]"
-            made = self.opaque(("part", value.key, at), text, value, attached=value.attached, owner=value, name=text)
-            return made
+            return self.opaque(("part", value.key, at), text, value, attached=value.attached, owner=value, name=text)
         if isinstance(value, Items) and value.items:
             return value.items[min(at, len(value.items) - 1)]
         return self.opaque(("part", key_of(value), at), self.recorder.text(target))

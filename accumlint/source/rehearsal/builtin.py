@@ -128,7 +128,7 @@ def _min_max(state: Calls, call: Call) -> Value:
             frozenset().union(*(one.roots for one in known)),
             chosen.root if len({one.root for one in known if one.root}) == 1 else None,
         )
-    unknown = [value for value, number in zip(values, numbers) if number is None and isinstance(value, Opaque)]
+    unknown = [value for value, number in zip(values, numbers, strict=False) if number is None and isinstance(value, Opaque)]
     counted = next((value for value in unknown if value.quantity is not None or value.weight is not None), None)
     if counted is not None and call.name == "max":
         return guard(state, counted, call.node)
@@ -371,12 +371,37 @@ def _divmod(state: Calls, call: Call) -> Value:
 
 
 BUILTIN_CALLS: dict[str, Callable[[Any, Any], Value]] = {
-    "range": _range, "enumerate": _enumerate, "zip": _zip, "map": _map, "iter": _iter, "next": _next, "len": _len, "min": _min_max,
-    "max": _min_max, "sum": _sum, "int": _int, "float": _int, "bool": _bool, "round": _round, "abs": _abs, "list": _sequence,
-    "tuple": _sequence, "set": _sequence, "dict": _dict, "getattr": _getattr, "setattr": _setattr, "hasattr": _hasattr,
-    "isinstance": _isinstance, "print": _print, "super": _super, "reversed": _reversed, "any": _any_all, "all": _any_all, "sorted": _sorted,
+    "range": _range,
+    "enumerate": _enumerate,
+    "zip": _zip,
+    "map": _map,
+    "iter": _iter,
+    "next": _next,
+    "len": _len,
+    "min": _min_max,
+    "max": _min_max,
+    "sum": _sum,
+    "int": _int,
+    "float": _int,
+    "bool": _bool,
+    "round": _round,
+    "abs": _abs,
+    "list": _sequence,
+    "tuple": _sequence,
+    "set": _sequence,
+    "dict": _dict,
+    "getattr": _getattr,
+    "setattr": _setattr,
+    "hasattr": _hasattr,
+    "isinstance": _isinstance,
+    "print": _print,
+    "super": _super,
+    "reversed": _reversed,
+    "any": _any_all,
+    "all": _any_all,
+    "sorted": _sorted,
     "divmod": _divmod,
-}  # fmt: skip
+}
 
 
 def call_method_of_plain(state: Calls, method: Method, call: Call) -> Value | None:

@@ -218,7 +218,7 @@ class Calls(State):
         names = [argument.arg for argument in arguments.posonlyargs + arguments.args]
         given = ([function.bound] if function.bound is not None and names else []) + args
         offset = len(given) - len(args)
-        for at, (name, value) in enumerate(zip(names, given)):
+        for at, (name, value) in enumerate(zip(names, given, strict=False)):
             literal = node.args[at - offset] if node is not None and 0 <= at - offset < len(node.args) else None
             frame.names[name] = self._argument(name, literal, value)
         if arguments.vararg is not None:
@@ -270,7 +270,7 @@ class Calls(State):
     def _fill_fields(self, cls: Class, instance: Instance, call: Call) -> None:
         """A dataclass or a named tuple takes its fields as arguments."""
         fields = [node.target.id for node in cls.node.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
-        for name, value in zip(fields, call.args):
+        for name, value in zip(fields, call.args, strict=False):
             instance.attributes[name] = self.named_constant(name, None, value)
         literals = {keyword.arg: keyword.value for keyword in call.node.keywords}
         for name, value in call.keywords.items():

@@ -53,9 +53,15 @@ class Comparisons(State):
             )
         if isinstance(value, Opaque):
             return self.opaque(
-                ("unary", type(node.op).__name__, value.key), self.recorder.text(node), value, weight=value.weight, reduced=value.reduced,
-                attached=value.attached, quantity=value.quantity, scaler=value.scaler,
-            )  # fmt: skip
+                ("unary", type(node.op).__name__, value.key),
+                self.recorder.text(node),
+                value,
+                weight=value.weight,
+                reduced=value.reduced,
+                attached=value.attached,
+                quantity=value.quantity,
+                scaler=value.scaler,
+            )
         return self._unknown(node)
 
     def _eval_BoolOp(self, node: ast.BoolOp) -> Value:
@@ -82,14 +88,17 @@ class Comparisons(State):
             only.gates |= gates
             return only
         return self.opaque(
-            ("and" if conjunction else "or", *self.key(*unknown)), self.recorder.text(node), *unknown, gates=gates,
+            ("and" if conjunction else "or", *self.key(*unknown)),
+            self.recorder.text(node),
+            *unknown,
+            gates=gates,
             conjunction=(Known("and" if conjunction else "or"), *unknown),
-        )  # fmt: skip
+        )
 
     def _eval_Compare(self, node: ast.Compare) -> Value:
         left = self.force(self.eval(node.left))
         result: Value = TRUE
-        for op, right_node in zip(node.ops, node.comparators):
+        for op, right_node in zip(node.ops, node.comparators, strict=False):
             right = self.force(self.eval(right_node))
             result = self._compare(op, left, right, node)
             if isinstance(result, Known) and not result.value:
@@ -105,9 +114,9 @@ class Comparisons(State):
         counter = isinstance(left, Known) and isinstance(left.value, int)
         if isinstance(right, Opaque) and counter:
             right = self.number(right, role="bound") or right
-        elif isinstance(left, Opaque) and isinstance(right, Known) and right.roots:
-            left = self.number(left, role="bound") or left
-        elif isinstance(left, Opaque) and isinstance(right, Known) and self._is_accumulation(left):
+        elif (isinstance(left, Opaque) and isinstance(right, Known) and right.roots) or (
+            isinstance(left, Opaque) and isinstance(right, Known) and self._is_accumulation(left)
+        ):
             left = self.number(left, role="bound") or left
         if isinstance(left, Known) and isinstance(right, Known):
             return self._compare_known(op, left, right, node)

@@ -187,10 +187,7 @@ class Conditions(State):
         after = self.index.kinds(rest)
         if not (kinds or other) and not (leaves or other_leaves):
             return self._both(node, test)
-        if bool(leaves) != bool(other_leaves):
-            normal_holds = not leaves
-        else:
-            normal_holds = len(kinds) >= len(other)
+        normal_holds = not leaves if bool(leaves) != bool(other_leaves) else len(kinds) >= len(other)
         taken, left = (kinds, other) if normal_holds else (other, kinds)
         off = leaves if not normal_holds else other_leaves
         skipped = (taken - left) | (after if off else frozenset())

@@ -102,7 +102,7 @@ class Expressions(Access, Comparisons):
 
     def _eval_Dict(self, node: ast.Dict) -> Value:
         made = Mapping({}, ("dict", id(node)), "")
-        for key, value in zip(node.keys, node.values):
+        for key, value in zip(node.keys, node.values, strict=False):
             got = self.eval(value)
             if key is None:
                 inner = self.force(got)

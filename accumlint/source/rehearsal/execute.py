@@ -61,7 +61,7 @@ class Statements(Assignments, Conditions, Blocks):
                 and isinstance(target, ast.Tuple)
                 and len(target.elts) == len(node.value.elts)
             ):
-                given = [self._named(one, its, item) for one, its, item in zip(target.elts, node.value.elts, value.items)]
+                given = [self._named(one, its, item) for one, its, item in zip(target.elts, node.value.elts, value.items, strict=False)]
                 value = replace(value, items=given) if len(given) == len(value.items) else value
             self.assign(target, self._named(target, node.value, value))
 
@@ -163,9 +163,9 @@ class Statements(Assignments, Conditions, Blocks):
         made = Function(node, self.frame, owner=owner, decorators=tuple(_decorator(one) for one in node.decorator_list))
         arguments = node.args
         named = arguments.posonlyargs + arguments.args
-        for argument, default in zip(named[len(named) - len(arguments.defaults) :], arguments.defaults):
+        for argument, default in zip(named[len(named) - len(arguments.defaults) :], arguments.defaults, strict=False):
             made.defaults[argument.arg] = self.named_constant(argument.arg, default, self.eval(default))
-        for argument, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults):
+        for argument, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=False):
             if keyword_default is not None:
                 made.defaults[argument.arg] = self.named_constant(argument.arg, keyword_default, self.eval(keyword_default))
         return made

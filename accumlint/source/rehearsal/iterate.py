@@ -260,22 +260,26 @@ class Iteration(State):
         fixed = [plan for plan in finite if not plan.open] or finite
         shortest = min(fixed, key=lambda plan: plan.count)
         return Plan(
-            shortest.count, lambda at: Items([plan.item(at) for plan in plans], "tuple"), shortest.open, all(plan.endless for plan in plans),
-            shortest.root, any(plan.data for plan in plans),
-        )  # fmt: skip
+            shortest.count,
+            lambda at: Items([plan.item(at) for plan in plans], "tuple"),
+            shortest.open,
+            all(plan.endless for plan in plans),
+            shortest.root,
+            any(plan.data for plan in plans),
+        )
 
     def _plan_islice(self, value: Stream, node: ast.AST) -> Plan:
         source = self.force(value.parts[0])
         inner = self.plan(source, node)
         stop = self.number(value.stop, role="bound") if value.stop is not None else None
-        if stop is None:
-            count = self.world.k if isinstance(value.stop, Opaque) else inner.count
-        else:
-            count = int(stop.value)
+        count = (self.world.k if isinstance(value.stop, Opaque) else inner.count) if stop is None else int(stop.value)
         exhausted = inner.count if not inner.endless else count
         return Plan(
-            min(count, exhausted), lambda at: self._sliced(source, inner, at, node), root=stop.root if stop is not None else None, data=inner.data
-        )  # fmt: skip
+            min(count, exhausted),
+            lambda at: self._sliced(source, inner, at, node),
+            root=stop.root if stop is not None else None,
+            data=inner.data,
+        )
 
     def _sliced(self, source: Value, inner: Plan, at: int, node: ast.AST) -> Value:
         """Slicing the loader itself begins at its first batch each time; slicing an iterator goes on."""

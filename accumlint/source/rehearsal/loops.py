@@ -122,13 +122,12 @@ class Loops(State):
                 Items,
             )
             and not source.open
+        ) and (
+            Kind.BACKWARD in self.index.kinds(node.body)
+            and Kind.STEP not in self.index.kinds(node.body)
+            and any(map(carries, source.items))
         ):
-            if (
-                Kind.BACKWARD in self.index.kinds(node.body)
-                and Kind.STEP not in self.index.kinds(node.body)
-                and any(map(carries, source.items))
-            ):
-                self.pieces[node.lineno] = self.recorder.text(node.iter.value if isinstance(node.iter, ast.Subscript) else node.iter)
+            self.pieces[node.lineno] = self.recorder.text(node.iter.value if isinstance(node.iter, ast.Subscript) else node.iter)
         dispatches = not plan.data and self.index.only_dispatches(node)
         for at in range(count):
             turn = (

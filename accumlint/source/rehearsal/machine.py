@@ -89,13 +89,16 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
     def unknown_call(self, call: Call) -> Value:
         function = call.function
         if (
-            isinstance(function, Opaque)
-            and not function.path
-            and (call.args or call.keywords or call.spread)
-            and not VERB.search(call.name)
+            (
+                isinstance(function, Opaque)
+                and not function.path
+                and (call.args or call.keywords or call.spread)
+                and not VERB.search(call.name)
+            )
+            and role_of(self, function) is Role.MODEL
+            and not self.index.is_own_name(call.name)
         ):
-            if role_of(self, function) is Role.MODEL and not self.index.is_own_name(call.name):
-                return self.forward_of(call, function)
+            return self.forward_of(call, function)
         made = super().unknown_call(call)
         if isinstance(made, Opaque):
             if AGREES.search(call.name):
@@ -159,9 +162,14 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         seen = actor_of(wrapper) if wrapper is not None else actor
         node = self.model_calls[0] if bypass and self.model_calls else call.node
         event = self.recorder.emit(
-            Kind.FORWARD, node, model=seen, sync=None if bypass else self.synced(wrapper or model), bypass=bypass,
-            reaches=self._trained(model, actor), data=tuple(sorted(data)),
-        )  # fmt: skip
+            Kind.FORWARD,
+            node,
+            model=seen,
+            sync=None if bypass else self.synced(wrapper or model),
+            bypass=bypass,
+            reaches=self._trained(model, actor),
+            data=tuple(sorted(data)),
+        )
         self.models[event.index] = wrapper or model
         if bypass:
             self.models.pop(event.index)
@@ -438,9 +446,9 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
         value = super()._named(target, node, value)
-        if isinstance(value, Thing) and isinstance(node, ast.Call) and value.actor.name == terminal(node.func):
-            value.actor = replace(value.actor, name=self.recorder.text(target))
-        elif isinstance(value, Instance) and value.actor is not None and value.actor.name == value.cls.node.name:
+        if (isinstance(value, Thing) and isinstance(node, ast.Call) and value.actor.name == terminal(node.func)) or (
+            isinstance(value, Instance) and value.actor is not None and value.actor.name == value.cls.node.name
+        ):
             value.actor = replace(value.actor, name=self.recorder.text(target))
         if not isinstance(value, Opaque) or not isinstance(target, (ast.Name, ast.Attribute)):
             return value

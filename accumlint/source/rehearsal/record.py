@@ -103,7 +103,7 @@ class Recorder:
         """Whether an event happened in the turns that are open now, rather than in earlier ones."""
         now = self.turns[: len(event.turns)]
         return len(now) == len(event.turns) and all(
-            (one.line, one.index, one.entry) == (turn.line, turn.index, turn.entry) for one, turn in zip(now, event.turns)
+            (one.line, one.index, one.entry) == (turn.line, turn.index, turn.entry) for one, turn in zip(now, event.turns, strict=False)
         )
 
     def emit(self, kind: Kind, node: ast.AST, **fields: Any) -> Event:

@@ -188,9 +188,16 @@ class Rehearsal:
             if _means_to_accumulate(events, accumulation):
                 own["means-to-accumulate"] = (Evidence(first.place, "K"),)
             yield Trace(
-                path=self.path, place=Place(self.path, line), function=self.function, events=events, accumulation=accumulation,
-                settings=settings, facts=own, judges_tail=not driven, limits=tuple(dict.fromkeys(machine.limits)),
-            )  # fmt: skip
+                path=self.path,
+                place=Place(self.path, line),
+                function=self.function,
+                events=events,
+                accumulation=accumulation,
+                settings=settings,
+                facts=own,
+                judges_tail=not driven,
+                limits=tuple(dict.fromkeys(machine.limits)),
+            )
 
 
 def _forget_losses(value: Value) -> None:

@@ -49,7 +49,9 @@ def partial(state: Machine, call: Call) -> Value | None:
         names = [argument.arg for argument in function.node.args.posonlyargs + function.node.args.args][function.bound is not None :]
     names += [""] * len(call.args)
     literals = {keyword.arg: keyword.value for keyword in call.node.keywords}
-    given = tuple(state.named_constant(name, node, value) for name, node, value in zip(names, call.node.args[1:], call.args[1:]))
+    given = tuple(
+        state.named_constant(name, node, value) for name, node, value in zip(names, call.node.args[1:], call.args[1:], strict=False)
+    )
     return Partial(function, given, {name: state.named_constant(name, literals.get(name), value) for name, value in call.keywords.items()})
 
 
@@ -100,10 +102,24 @@ def deque(state: Machine, call: Call) -> Value | None:
 
 
 FUNCTIONS: dict[str, Handler] = {
-    "islice": islice, "cycle": cycle, "count": counted, "chain": chain, "partial": partial, "repeat": repeat, "SimpleNamespace": namespace,
-    "Namespace": namespace, "ceil": ceil, "floor": ceil, "isfinite": is_finite, "isnan": is_finite, "isinf": is_finite, "deque": deque, "field": dataclass_field,
-    "EasyDict": namespace, "DotDict": namespace,
-}  # fmt: skip
+    "islice": islice,
+    "cycle": cycle,
+    "count": counted,
+    "chain": chain,
+    "partial": partial,
+    "repeat": repeat,
+    "SimpleNamespace": namespace,
+    "Namespace": namespace,
+    "ceil": ceil,
+    "floor": ceil,
+    "isfinite": is_finite,
+    "isnan": is_finite,
+    "isinf": is_finite,
+    "deque": deque,
+    "field": dataclass_field,
+    "EasyDict": namespace,
+    "DotDict": namespace,
+}
 METHODS: dict[str, Handler] = {"isfinite": is_finite, "isnan": is_finite, "isinf": is_finite}
 
 __all__ = ["FUNCTIONS", "METHODS", "ast", "combine"]

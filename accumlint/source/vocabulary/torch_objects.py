@@ -40,13 +40,27 @@ SCHEDULER_CLASS = re.compile(
     r"(LR|Scheduler|Schedule)$|Plateau|Warmup|Annealing|^get_\w*schedule\w*$|^(CosineAnnealingWarmRestarts|ReduceLROnPlateau|SequentialLR)$"
 )
 CRITERIA = {
-    "CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "MSELoss": "mse_loss", "L1Loss": "l1_loss", "SmoothL1Loss": "smooth_l1_loss",
-    "HuberLoss": "huber_loss", "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
-    "KLDivLoss": "kl_div", "CTCLoss": "ctc_loss", "PoissonNLLLoss": "poisson_nll_loss", "MarginRankingLoss": "margin_ranking_loss",
-    "TripletMarginLoss": "triplet_margin_loss", "CosineEmbeddingLoss": "cosine_embedding_loss", "MultiMarginLoss": "multi_margin_loss",
-    "SoftMarginLoss": "soft_margin_loss", "GaussianNLLLoss": "gaussian_nll_loss", "MultiLabelSoftMarginLoss": "multilabel_soft_margin_loss",
-    "HingeEmbeddingLoss": "hinge_embedding_loss", "MultiLabelMarginLoss": "multilabel_margin_loss",
-}  # fmt: skip
+    "CrossEntropyLoss": "cross_entropy",
+    "NLLLoss": "nll_loss",
+    "MSELoss": "mse_loss",
+    "L1Loss": "l1_loss",
+    "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss",
+    "BCELoss": "binary_cross_entropy",
+    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+    "KLDivLoss": "kl_div",
+    "CTCLoss": "ctc_loss",
+    "PoissonNLLLoss": "poisson_nll_loss",
+    "MarginRankingLoss": "margin_ranking_loss",
+    "TripletMarginLoss": "triplet_margin_loss",
+    "CosineEmbeddingLoss": "cosine_embedding_loss",
+    "MultiMarginLoss": "multi_margin_loss",
+    "SoftMarginLoss": "soft_margin_loss",
+    "GaussianNLLLoss": "gaussian_nll_loss",
+    "MultiLabelSoftMarginLoss": "multilabel_soft_margin_loss",
+    "HingeEmbeddingLoss": "hinge_embedding_loss",
+    "MultiLabelMarginLoss": "multilabel_margin_loss",
+}
 MODULE_BASES = re.compile(r"(^|\.)(Module|PreTrainedModel|\w*PreTrainedModel|ModelMixin|LightningModule|Sequential|ModuleList)$")
 
 
@@ -55,7 +69,7 @@ def optimizer(state: Machine, call: Call) -> Value | None:
     first = call.argument(0, "params")
     owner = parameters_owner(state.force(first)) if first is not None else None
     if isinstance(first, Items) and owner is None:
-        owner = next((found for found in map(lambda item: _group_owner(state, item), first.items) if found is not None), None)
+        owner = next((found for found in (_group_owner(state, item) for item in first.items) if found is not None), None)
     return new_optimizer(state, call.name, owner)
 
 
@@ -227,13 +241,30 @@ def checkpointed(state: Machine, call: Call) -> Value | None:
 
 
 FUNCTIONS: dict[str, Handler] = {
-    "DataLoader": data_loader, "compile": unwrapped, "DataParallel": unwrapped, "convert_sync_batchnorm": unwrapped, "SyncBatchNorm": module,
-    "filter": filtered, "checkpoint": checkpointed,
-}  # fmt: skip
+    "DataLoader": data_loader,
+    "compile": unwrapped,
+    "DataParallel": unwrapped,
+    "convert_sync_batchnorm": unwrapped,
+    "SyncBatchNorm": module,
+    "filter": filtered,
+    "checkpoint": checkpointed,
+}
 METHODS: dict[str, Handler] = {
-    "parameters": parameters, "named_parameters": parameters, "master_params": parameters, "to": same_object, "cuda": same_object,
-    "cpu": same_object, "train": same_object, "eval": same_object, "half": same_object, "bfloat16": same_object, "float": same_object,
-    "double": same_object, "apply": same_object, "requires_grad_": requires_grad, "load_state_dict": nothing,
-}  # fmt: skip
+    "parameters": parameters,
+    "named_parameters": parameters,
+    "master_params": parameters,
+    "to": same_object,
+    "cuda": same_object,
+    "cpu": same_object,
+    "train": same_object,
+    "eval": same_object,
+    "half": same_object,
+    "bfloat16": same_object,
+    "float": same_object,
+    "double": same_object,
+    "apply": same_object,
+    "requires_grad_": requires_grad,
+    "load_state_dict": nothing,
+}
 
 __all__ = ["FUNCTIONS", "METHODS", "Known", "construct", "fallback", "modules_of"]

@@ -19,21 +19,49 @@ if TYPE_CHECKING:
 import ast
 
 LOSS_FUNCTIONS = (
-    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "kl_div", "ctc_loss", "poisson_nll_loss", "margin_ranking_loss", "triplet_margin_loss",
-    "cosine_embedding_loss", "multi_margin_loss", "soft_margin_loss", "gaussian_nll_loss", "multilabel_soft_margin_loss",
-    "hinge_embedding_loss", "multilabel_margin_loss", "sigmoid_focal_loss",
-)  # fmt: skip
+    "cross_entropy",
+    "nll_loss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+    "ctc_loss",
+    "poisson_nll_loss",
+    "margin_ranking_loss",
+    "triplet_margin_loss",
+    "cosine_embedding_loss",
+    "multi_margin_loss",
+    "soft_margin_loss",
+    "gaussian_nll_loss",
+    "multilabel_soft_margin_loss",
+    "hinge_embedding_loss",
+    "multilabel_margin_loss",
+    "sigmoid_focal_loss",
+)
 CRITERION_NAME = re.compile(r"criterion|(^|_)(loss|ce|mse|bce|nll)(_?fn|_?func(tion)?|_fct)?$|^(cross_entropy|loss)", re.IGNORECASE)
 SAME_SHAPE = frozenset(
-    {
-        "view", "reshape", "to", "float", "half", "double", "bfloat16", "contiguous", "squeeze", "unsqueeze", "flatten", "transpose", "permute", "cpu",
-        "cuda", "clone", "type", "expand", "type_as", "nan_to_num", "long", "int", "requires_grad_", "expand_as", "masked_select", "backward_hook",
-    }
-)  # fmt: skip
+    """
+    view reshape to float half double bfloat16 contiguous squeeze unsqueeze flatten transpose permute cpu cuda clone type expand
+    type_as nan_to_num long int requires_grad_ expand_as masked_select backward_hook
+    """.split()
+)
 MAKERS = (
-    "rand", "randn", "randint", "zeros", "ones", "arange", "linspace", "full", "empty", "normal", "randperm", "eye",
-)  # fmt: skip
+    "rand",
+    "randn",
+    "randint",
+    "zeros",
+    "ones",
+    "arange",
+    "linspace",
+    "full",
+    "empty",
+    "normal",
+    "randperm",
+    "eye",
+)
 INPUT_NAMES = re.compile(r"attention_mask|input_ids|inputs?_|padding_mask")
 
 
@@ -335,13 +363,45 @@ def _derived(state: Machine, value: Opaque, call: Call) -> Opaque:
 FUNCTIONS: dict[str, Handler] = {
     **dict.fromkeys(LOSS_FUNCTIONS, loss),
     **dict.fromkeys(MAKERS, made_tensor),
-    "mean": mean, "sum": total, "split": chunks, "chunk": chunks, "tensor_split": chunks, "tensor": wrapped_number, "as_tensor": wrapped_number, "stack": joined,
-    "cat": joined, "clamp": clamp, "numel": size, "FloatTensor": wrapped_number, "LongTensor": wrapped_number,
-}  # fmt: skip
+    "mean": mean,
+    "sum": total,
+    "split": chunks,
+    "chunk": chunks,
+    "tensor_split": chunks,
+    "tensor": wrapped_number,
+    "as_tensor": wrapped_number,
+    "stack": joined,
+    "cat": joined,
+    "clamp": clamp,
+    "numel": size,
+    "FloatTensor": wrapped_number,
+    "LongTensor": wrapped_number,
+}
 METHODS: dict[str, Handler] = {
-    "mean": mean, "sum": total, "numel": size, "nelement": size, "size": size, "detach": detached, "item": detached, "tolist": detached,
-    "detach_": detached, "numpy": detached, "clamp": clamp, "clamp_min": clamp, "clamp_": clamp, "clip": clamp, "split": chunks, "chunk": chunks, "tensor_split": chunks, "mul": scaled_by,
-    "mul_": scaled_by, "div": scaled_by, "div_": scaled_by, "count_nonzero": total, "new_zeros": new_like, "new_tensor": new_like,
-}  # fmt: skip
+    "mean": mean,
+    "sum": total,
+    "numel": size,
+    "nelement": size,
+    "size": size,
+    "detach": detached,
+    "item": detached,
+    "tolist": detached,
+    "detach_": detached,
+    "numpy": detached,
+    "clamp": clamp,
+    "clamp_min": clamp,
+    "clamp_": clamp,
+    "clip": clamp,
+    "split": chunks,
+    "chunk": chunks,
+    "tensor_split": chunks,
+    "mul": scaled_by,
+    "mul_": scaled_by,
+    "div": scaled_by,
+    "div_": scaled_by,
+    "count_nonzero": total,
+    "new_zeros": new_like,
+    "new_tensor": new_like,
+}
 
-__all__ = ["FUNCTIONS", "METHODS", "combine", "fallback", "key_of", "Role"]
+__all__ = ["FUNCTIONS", "METHODS", "Role", "combine", "fallback", "key_of"]

@@ -390,14 +390,30 @@ def register_hook(state: Machine, call: Call) -> Value | None:
 
 FUNCTIONS: dict[str, Handler] = {
     **dict.fromkeys(CLIP_NAMES, clip),
-    "backward": backward, "GradScaler": make_scaler, "loss_scaler": helper_scaler, "initialize": amp_initialize, "save": save, "scale_grads": scale_all,
-    "_foreach_mul_": scale_all, "_foreach_div_": scale_all, "zero_grad": zero_grad,
-}  # fmt: skip
+    "backward": backward,
+    "GradScaler": make_scaler,
+    "loss_scaler": helper_scaler,
+    "initialize": amp_initialize,
+    "save": save,
+    "scale_grads": scale_all,
+    "_foreach_mul_": scale_all,
+    "_foreach_div_": scale_all,
+    "zero_grad": zero_grad,
+}
 METHODS: dict[str, Handler] = {
     **dict.fromkeys(CLIP_NAMES, clip),
-    "backward": backward, "manual_backward": backward, "step": step, "zero_grad": zero_grad, "unscale_": unscale, "scale": scale_loss,
-    "update": update_scaler, "loss_scaler": helper_scaler, "zero_": clear_gradient, "mul_": scale_gradient, "div_": scale_gradient,
+    "backward": backward,
+    "manual_backward": backward,
+    "step": step,
+    "zero_grad": zero_grad,
+    "unscale_": unscale,
+    "scale": scale_loss,
+    "update": update_scaler,
+    "loss_scaler": helper_scaler,
+    "zero_": clear_gradient,
+    "mul_": scale_gradient,
+    "div_": scale_gradient,
     "register_post_accumulate_grad_hook": register_hook,
-}  # fmt: skip
+}
 
 __all__ = ["FUNCTIONS", "METHODS", "Stream", "ast", "last_name", "modules_of"]
