@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.index import FunctionNode, terminal
+from accumlint.source.reading.facts import FunctionNode, terminal
 from accumlint.source.reading.nodes import walk
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _functions_in(index: Index, value: ast.expr) -> list[FunctionNode]:
         parts = value.args
     elif isinstance(value, ast.IfExp):
         parts = [value.body, value.orelse]
-    elif isinstance(value, ast.BoolOp) or isinstance(value, ast.Dict):
+    elif isinstance(value, (ast.BoolOp, ast.Dict)):
         parts = value.values
     elif isinstance(value, ast.Subscript):
         parts = [value.value]

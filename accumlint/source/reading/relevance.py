@@ -11,7 +11,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from accumlint.source.reading.index import TRACKED, Index, terminal
+from accumlint.source.reading.facts import TRACKED, terminal
+from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 
 TALK = re.compile(
@@ -95,9 +96,8 @@ class Relevance:
                     found |= _names(item.context_expr)
             elif isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom, ast.Assert)):
                 found |= {name for part in ast.iter_child_nodes(node) for name in _names(part)}
-            elif isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)):
-                if self.index.kinds(node) or _tracks(node):
-                    found |= _names(node)
+            elif isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)) and (self.index.kinds(node) or _tracks(node)):
+                found |= _names(node)
         return found
 
     def _close(self, needed: set[str]) -> frozenset[str]:

@@ -114,15 +114,12 @@ class Comparisons(State):
         counter = isinstance(left, Known) and isinstance(left.value, int)
         if isinstance(right, Opaque) and counter:
             right = self.number(right, role="bound") or right
-        elif (isinstance(left, Opaque) and isinstance(right, Known) and right.roots) or (
-            isinstance(left, Opaque) and isinstance(right, Known) and self._is_accumulation(left)
-        ):
+        elif isinstance(left, Opaque) and isinstance(right, Known) and (right.roots or self._is_accumulation(left)):
             left = self.number(left, role="bound") or left
         if isinstance(left, Known) and isinstance(right, Known):
             return self._compare_known(op, left, right, node)
-        if isinstance(left, Items) and isinstance(right, Items) and not left.open and not right.open:
-            if len(left.items) != len(right.items):
-                return self.boolean(isinstance(op, ast.NotEq))
+        if isinstance(left, Items) and isinstance(right, Items) and not (left.open or right.open) and len(left.items) != len(right.items):
+            return self.boolean(isinstance(op, ast.NotEq))
         return self._compare_unknown(op, left, right, node)
 
     def _is_accumulation(self, value: Opaque) -> bool:

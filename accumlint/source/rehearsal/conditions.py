@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from accumlint.source.reading.index import terminal
+from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.state import Frame, Signal, State
 from accumlint.source.rehearsal.values import (
@@ -164,13 +164,12 @@ class Conditions(State):
         """`if every_n_iters(runner, k): step()`: a call nobody follows that is given K tells where the window ends."""
         if not self.recorder.turns or not self.gates_update(node.body) or node.orelse:
             return False
-        roots = [
-            root
-            for root in self.world.knowledge.accumulations.values()
-            if self.index.once("mentions " + root.text, node.test, lambda _: _calls_with(node.test, root.text))
-        ]
+        roots = [root for root in self.world.knowledge.accumulations.values() if self._mentions(node.test, root.text)]
         test.gates |= frozenset(roots)
         return bool(roots)
+
+    def _mentions(self, test: ast.expr, text: str) -> bool:
+        return self.index.once("mentions " + text, test, lambda _: _calls_with(test, text))
 
     def _answered(self, test: Opaque) -> bool:
         if test.negated is not None:

@@ -6,7 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from accumlint.source.reading.index import BACKWARD_NAMES, FunctionNode, Index, terminal
+from accumlint.source.reading.facts import BACKWARD_NAMES, FunctionNode, terminal
+from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.sieve import TEST_CLASS, TEST_NAME
 from accumlint.trace import Kind

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from accumlint.source.reading.index import Index, terminal
+from accumlint.source.reading.facts import terminal
+from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.trace import Evidence

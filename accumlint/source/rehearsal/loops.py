@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from accumlint.source.reading.index import terminal
+from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.iterate import MOST_TURNS, STOP, carries
 from accumlint.source.rehearsal.names import COUNTER_NAMES

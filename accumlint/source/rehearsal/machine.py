@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from accumlint.source.reading.index import LOSS_WORDS, Index, terminal
+from accumlint.source.reading.facts import LOSS_WORDS, terminal
+from accumlint.source.reading.index import Index
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
 from accumlint.source.rehearsal.calls import Calls
+from accumlint.source.rehearsal.contexts import Contexts
 from accumlint.source.rehearsal.evaluate import Expressions
 from accumlint.source.rehearsal.execute import Statements
 from accumlint.source.rehearsal.iterate import Iteration
 from accumlint.source.rehearsal.loops import Loops
 from accumlint.source.rehearsal.record import Recorder
-from accumlint.source.rehearsal.state import Call, Signal
+from accumlint.source.rehearsal.state import Call
 from accumlint.source.rehearsal.values import (
     TRUE,
-    Context,
     Function,
     Instance,
     Items,
@@ -57,7 +57,7 @@ VERB = re.compile(
 )
 
 
-class Machine(Iteration, Expressions, Calls, Loops, Statements):
+class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
     """Rehearses one module in one world."""
 
     def __init__(self, index: Index, relevance: Relevance, recorder: Recorder, world: World) -> None:
@@ -183,7 +183,7 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
         return result
 
     def _may_count(self, call: Call) -> bool:
-        """Whether a loss need not be the mean over this batch: a criterion around the model, or one that is told how many targets there are."""
+        """Whether a loss need not be the mean over this batch: a criterion around the model, or one told a count."""
         if LOSS_WORDS.search(call.name):
             return True
         values = [self.force(value) for value in call.values]
@@ -327,59 +327,6 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
                 finally:
                     self.in_hook = outer
 
-    # Contexts.
-    def within_context(self, kind: str) -> bool:
-        return any(context.kind == kind for context in self.contexts)
-
-    def enter(self, context: Context, node: ast.AST) -> None:
-        self.contexts.append(context)
-        if context.kind == "no_grad":
-            self.no_grad += 1
-        elif context.kind == "no_sync":
-            node = self.managing[0] if self.managing else node
-            self.recorder.emit(Kind.SYNC_OFF, node, model=actor_of(self.force(context.models[0])), options=frozenset({"context"}))
-
-    def leave(self, context: Context, node: ast.AST) -> None:
-        for inner in reversed(context.entered):
-            self.leave(inner, node)
-        context.entered.clear()
-        if context in self.contexts:
-            self.contexts.remove(context)
-            if context.kind == "no_grad":
-                self.no_grad -= 1
-
-    def within(self, value: Value, item: ast.withitem, body: Callable[[], Signal | None]) -> Signal | None:
-        value = self.force(value)
-        if isinstance(value, Instance):
-            return self._within_instance(value, item, body)
-        context = value if isinstance(value, Context) else Context("other")
-        given: Value = (
-            context.value
-            if context.value is not None
-            else context
-            if isinstance(value, Context)
-            else self.opaque(("as", item.context_expr.lineno), "as")
-        )
-        self.enter(context, item.context_expr)
-        try:
-            if item.optional_vars is not None:
-                self.assign(item.optional_vars, given)
-            return body()
-        finally:
-            self.leave(context, item.context_expr)
-
-    def _within_instance(self, value: Instance, item: ast.withitem, body: Callable[[], Signal | None]) -> Signal | None:
-        entered: Value = value
-        if value.cls.find("__enter__") is not None:
-            entered = self.call_value(self.attribute(value, "__enter__", item.context_expr), [])
-        if item.optional_vars is not None:
-            self.assign(item.optional_vars, entered)
-        try:
-            return body()
-        finally:
-            if value.cls.find("__exit__") is not None:
-                self.call_value(self.attribute(value, "__exit__", item.context_expr), [Known(None), Known(None), Known(None)])
-
     # Gradients and flags.
     def set_training_attribute(self, owner: Value, target: ast.Attribute, value: Value) -> bool:
         if target.attr == "require_backward_grad_sync":
@@ -446,9 +393,10 @@ class Machine(Iteration, Expressions, Calls, Loops, Statements):
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
         value = super()._named(target, node, value)
-        if (isinstance(value, Thing) and isinstance(node, ast.Call) and value.actor.name == terminal(node.func)) or (
-            isinstance(value, Instance) and value.actor is not None and value.actor.name == value.cls.node.name
-        ):
+        made = terminal(node.func) if isinstance(node, ast.Call) and isinstance(value, Thing) else None
+        if isinstance(value, Instance):
+            made = value.cls.node.name
+        if isinstance(value, (Thing, Instance)) and value.actor is not None and value.actor.name == made:
             value.actor = replace(value.actor, name=self.recorder.text(target))
         if not isinstance(value, Opaque) or not isinstance(target, (ast.Name, ast.Attribute)):
             return value

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from accumlint.source.reading.index import FunctionNode, Index
+from accumlint.source.reading.facts import FunctionNode
+from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.relevance import Relevance

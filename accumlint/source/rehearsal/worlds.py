@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from accumlint.source.reading.index import ACCUMULATION_NAME
+from accumlint.source.reading.facts import ACCUMULATION_NAME
 from accumlint.source.rehearsal.values import Key, Root
 
 PERIOD = 5  # an unknown period (save every n steps): coprime to both values of K

@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.index import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
+from accumlint.source.reading.facts import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
 from accumlint.source.rehearsal.values import Class, Function, Instance, Method, Opaque, Stream, Thing, Value, actor_of, make_actor
 from accumlint.trace import Actor, Role, Wrapper
 

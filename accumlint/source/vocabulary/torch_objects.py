@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.index import LOSS_WORDS
+from accumlint.source.reading.facts import LOSS_WORDS
 from accumlint.source.rehearsal.values import (
     NONE,
     Class,

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.index import CLIP_NAMES, CLIPPER_NAME
+from accumlint.source.reading.facts import CLIP_NAMES, CLIPPER_NAME
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
 from accumlint.source.rehearsal.values import (

@@ -1,0 +1,260 @@
+"""Facts about a module that can be had by looking: its functions and classes, what is assigned, imported and compared."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, TypeVar
+
+from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.targets import find_ignored_targets
+from accumlint.trace import Kind
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+T = TypeVar("T")
+Loop = ast.For | ast.AsyncFor | ast.While
+
+SCHEDULER_NAME = re.compile(r"sched|(^|_)lr(_|$)|warmup|lr_?policy|anneal", re.IGNORECASE)
+OPTIMIZER_NAME = re.compile(r"optim|(^|_)opts?(_|\d|$)|^sgd$|^adam", re.IGNORECASE)
+SCALER_NAME = re.compile(r"scaler", re.IGNORECASE)
+ACCUMULATION_NAME = re.compile(
+    r"accum|grad_acc|update_freq|iter_size|subdivision|batch_chunk|batch_split|micro_?batches|n_?micro|num_micro|micro_?steps?_per"
+    r"|micro_per|virtual_batch|update_interval|update_every|step_every|iters_to_acc|(^|_)gas$|cumulative_iters|(^|_)acc_?steps?$",
+    re.IGNORECASE,
+)
+
+BACKWARD_NAMES = frozenset({"backward", "manual_backward", "backward_step"})
+CLIP_NAMES = frozenset(
+    """
+    clip_grad_norm_ clip_grad_norm clip_grad_value_ clip_grads_with_norm_ clip_grad_value clip_gradients clip_gradient
+    clip_master_grads clip_main_grads dispatch_clip_grad clip_grads
+    """.split()
+)
+CLIPPER_NAME = re.compile(r"grad\w*_?clip|clip\w*_?grad", re.IGNORECASE)
+LOSS_WORDS = re.compile(r"loss|cross_entropy|criterion|nll|mse|bce|\bkl_div|perplexity|entropy", re.IGNORECASE)
+TRACKED = frozenset(
+    """
+    no_sync GradScaler DistributedDataParallel DDP DistributedDataParallelCPU FullyShardedDataParallel FSDP fully_shard
+    require_backward_grad_sync set_requires_gradient_sync nullcontext no_backward_sync register_post_accumulate_grad_hook
+    all_reduce scale_loss all_reduce_gradients requires_grad_ requires_grad register_comm_hook
+    """.split()
+)
+
+
+def terminal(node: ast.AST) -> str:
+    """The last identifier of a name, an attribute, a subscript by string, or a call of those."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript):
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            return node.slice.value
+        return terminal(node.value)
+    if isinstance(node, ast.Call):
+        return terminal(node.func)
+    return ""
+
+
+class Facts:
+    """What stands in one module."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.functions: dict[str, list[FunctionNode]] = defaultdict(list)
+        self.methods: dict[str, list[FunctionNode]] = defaultdict(list)
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.owner: dict[FunctionNode, ast.ClassDef] = {}
+        self.usage: dict[str, set[str]] = defaultdict(set)
+        self.augmented: set[str] = set()
+        self.assigned: dict[str, int] = defaultdict(int)
+        self.identifiers: set[str] = set()
+        self.imported: set[str] = set()
+        self._kinds: dict[int, frozenset[Kind]] = {}
+        self._loops: dict[int, bool] = {}
+        self.texts: dict[int, str] = {}
+        self._memo: dict[tuple[str, int], Any] = {}
+        self._collect(tree)
+
+    def once(self, question: str, node: ast.AST, answer: Callable[[ast.AST], T]) -> T:
+        """Asks a question about a node at most once; many rehearsals of the same code ask the same."""
+        key = (question, id(node))
+        if key not in self._memo:
+            self._memo[key] = answer(node)
+        found: T = self._memo[key]
+        return found
+
+    def holds(self, node: ast.AST, *types: type[ast.AST]) -> bool:
+        """Whether a node of one of these types stands inside."""
+        return self.once("/".join(each.__name__ for each in types), node, lambda one: any(isinstance(part, types) for part in walk(one)))
+
+    def has_modulo(self, node: ast.AST) -> bool:
+        return self.once(
+            "modulo", node, lambda one: any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in walk(one))
+        )
+
+    def size(self, node: ast.AST) -> int:
+        """The number of statements in a node."""
+        return self.once("size", node, lambda one: sum(isinstance(part, ast.stmt) for part in walk(one)))
+
+    def is_generator(self, node: ast.AST) -> bool:
+        """Whether a function itself yields (its nested functions do not count)."""
+        return self.once("generator", node, _yields)
+
+    def _collect(self, tree: ast.Module) -> None:
+        for node in walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self.functions[node.name].append(node)
+            elif isinstance(node, ast.ClassDef):
+                self.classes[node.name] = node
+                for member in node.body:
+                    if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        self.methods[member.name].append(member)
+                        self.owner[member] = node
+            elif isinstance(node, ast.Attribute):
+                self.identifiers.add(node.attr)
+                name = terminal(node.value)
+                if name:
+                    self.usage[name].add(node.attr)
+            elif isinstance(node, ast.Name):
+                self.identifiers.add(node.id)
+            elif isinstance(node, ast.AugAssign):
+                self.augmented.add(terminal(node.target))
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._assign(target, node.value)
+            elif isinstance(node, ast.alias):
+                self.identifiers.update((node.name.rsplit(".", 1)[-1], node.asname or ""))
+                self.imported.add(node.asname or node.name.split(".")[0])
+            elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+                self.augmented.update(part.id for part in walk(node.target) if isinstance(part, ast.Name))
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            values = (
+                value.elts
+                if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
+                else [value] * len(target.elts)
+            )
+            for one, its in zip(target.elts, values, strict=False):
+                self._assign(one, its)
+            return
+        name = terminal(target)
+        self.assigned[name] += 1
+        if any(isinstance(part, ast.BinOp) for part in walk(value)) and any(terminal(part) == name for part in walk(value)):
+            self.augmented.add(name)
+
+    @cached_property
+    def ignored_targets(self) -> tuple[ast.AST, ...]:
+        """Where the module writes the index that the loss ignores into its targets."""
+        return tuple(find_ignored_targets(self.tree))
+
+    @property
+    def ignores_targets(self) -> bool:
+        return bool(self.ignored_targets)
+
+    @cached_property
+    def keeps_a_target(self) -> bool:
+        """Whether some position of a mask or of labels is set by hand, so that at least one target stays."""
+        for node in walk(self.tree):
+            if isinstance(node, ast.Assign) and not any(isinstance(part, ast.UnaryOp) for part in walk(node.value)):
+                for target in node.targets:
+                    if isinstance(target, ast.Subscript) and any(
+                        isinstance(part, ast.Constant) and part.value in {0, -1} for part in walk(target.slice)
+                    ):
+                        return True
+        return False
+
+    @cached_property
+    def tested_names(self) -> frozenset[str]:
+        """Names that are compared, taken modulo something, or divided by: what a counter is for."""
+        found: set[str] = set()
+        for node in walk(self.tree):
+            if isinstance(node, ast.Compare):
+                found.update(terminal(part) for part in (node.left, *node.comparators))
+                found.update(terminal(part) for part in walk(node.left) if isinstance(part, (ast.Name, ast.Attribute)))
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.Div)):
+                found.update(
+                    terminal(part) for side in (node.left, node.right) for part in walk(side) if isinstance(part, (ast.Name, ast.Attribute))
+                )
+            elif isinstance(node, ast.Call) and terminal(node.func) in {"div_", "max"}:
+                found.update(terminal(part) for arg in node.args for part in walk(arg) if isinstance(part, (ast.Name, ast.Attribute)))
+        return frozenset(found)
+
+    @cached_property
+    def uses_fsdp(self) -> bool:
+        return bool(self.identifiers & {"FullyShardedDataParallel", "FSDP", "fully_shard", "deepspeed", "FullyShardedDDP"})
+
+    @cached_property
+    def uses_ddp(self) -> bool:
+        return bool(self.identifiers & {"DistributedDataParallel", "DDP", "DistributedDataParallelCPU", "require_backward_grad_sync"})
+
+    @cached_property
+    def is_distributed(self) -> bool:
+        words = {
+            "init_process_group",
+            "all_reduce",
+            "get_world_size",
+            "all_gather",
+            "DistributedSampler",
+            "get_rank",
+            "hvd",
+            "init_distributed_mode",
+        }
+        return self.uses_ddp or self.uses_fsdp or bool(self.identifiers & words)
+
+    @cached_property
+    def written_names(self) -> frozenset[str]:
+        """The methods of the file whose names stand as strings in it."""
+        texts = {node.value for node in ast.walk(self.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        return frozenset(texts & self.methods.keys())
+
+    @cached_property
+    def instances(self) -> dict[str, set[str]]:
+        """The classes of the file of which a name is given an object, for names that are given any."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for node in walk(self.tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and terminal(node.value.func) in self.classes:
+                for target in node.targets:
+                    found[terminal(target)].add(terminal(node.value.func))
+        return found
+
+    def class_methods(self, node: ast.ClassDef) -> Iterator[FunctionNode]:
+        for member in node.body:
+            if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield member
+
+    def is_own_name(self, name: str) -> bool:
+        """Whether the file defines a function, method or class of that name."""
+        return name in self.functions or name in self.classes
+
+    def mentions_loss(self, node: ast.AST) -> bool:
+        """Whether a function forms a loss, so that following it can tell the weight."""
+        return self.once("loss", node, _names_loss)
+
+    def is_open_constant(self, name: str) -> bool:
+        """Whether a name is only ever given plain values: a setting, not a counter."""
+        return name not in self.augmented and self.assigned.get(name, 0) <= 1
+
+
+def _names_loss(node: ast.AST) -> bool:
+    return any(
+        (isinstance(part, ast.Name) and LOSS_WORDS.search(part.id))
+        or (isinstance(part, ast.Attribute) and (LOSS_WORDS.search(part.attr) or part.attr in {"mean", "sum"}))
+        for part in walk(node)
+    )
+
+
+def _yields(node: ast.AST) -> bool:
+    body = getattr(node, "body", None)
+    pending: list[ast.AST] = list(body) if isinstance(body, list) else []
+    while pending:
+        part = pending.pop()
+        if isinstance(part, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            pending.extend(ast.iter_child_nodes(part))
+    return False
