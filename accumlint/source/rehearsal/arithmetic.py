@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.rehearsal.values import NO_ROOTS, Items, Known, Opaque, Root, Value, key_of
+from accumlint.source.rehearsal.values import Items, Known, Opaque, Root, Value, key_of
 from accumlint.weight import Factor, Quantity, Weight, add
 
 if TYPE_CHECKING:
@@ -357,6 +357,3 @@ def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Val
     made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root, uneven=uneven),))
     made.born = frozenset()
     return made
-
-
-__all__ = ["NO_ROOTS", "combine", "count", "factors_of", "is_tensor", "scale"]

@@ -473,6 +473,3 @@ def _dict_method(state: Calls, mapping: Mapping, name: str, call: Call) -> Value
         mapping.items.update(call.keywords)
         return NONE
     return None
-
-
-__all__ = ["BUILTIN_CALLS", "TRUE", "call_method_of_plain"]

@@ -31,7 +31,6 @@ from accumlint.source.rehearsal.values import (
     Value,
     actor_of,
     key_of,
-    make_actor,
 )
 from accumlint.trace import Kind, Role
 
@@ -333,13 +332,3 @@ def _node_of(value: Value) -> ast.AST:
     while isinstance(value, Partial):
         value = value.function
     return value.node if isinstance(value, Function) else ast.Pass()
-
-
-def training_instance(cls: Class, name: str, role: Role) -> Instance:
-    """An object of a class of the source that is a model (or another actor)."""
-    instance = Instance(cls)
-    instance.actor = make_actor(role, name)
-    return instance
-
-
-__all__ = ["Calls", "Phi", "Root", "SourceRaised", "training_instance"]

@@ -11,7 +11,7 @@ from accumlint.source.rehearsal.iterate import MOST_TURNS, STOP, carries
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.state import BREAK, Leave, Signal, State
-from accumlint.source.rehearsal.values import Items, Known, Opaque, Plan, Root, Stream, Value, key_of
+from accumlint.source.rehearsal.values import Items, Known, Opaque, Plan, Root, Stream, Value
 from accumlint.source.rehearsal.worlds import OUTER_TURNS
 from accumlint.trace import Kind
 
@@ -311,6 +311,3 @@ class Loops(State):
                 knowledge.learn_accumulation(root)
             elif root.key not in knowledge.lengths and root.key not in knowledge.divisible:
                 knowledge.learn_length(root)
-
-
-__all__ = ["Loops", "key_of"]

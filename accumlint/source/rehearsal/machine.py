@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
-from typing import Any
 
 from accumlint.source.reading.facts import LOSS_WORDS, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.access import bind
-from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
+from accumlint.source.rehearsal.arithmetic import factors_of
 from accumlint.source.rehearsal.calls import Calls
 from accumlint.source.rehearsal.contexts import Contexts
 from accumlint.source.rehearsal.evaluate import Expressions
@@ -454,6 +453,3 @@ def _forwards(value: Value) -> frozenset[int]:
     if isinstance(value, Items):
         return frozenset().union(*(_forwards(item) for item in value.items)) if value.items else frozenset()
     return frozenset()
-
-
-__all__ = ["Any", "Machine", "is_tensor", "replace"]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
+import math
 from typing import TYPE_CHECKING
 
-from accumlint.source.rehearsal.arithmetic import combine
 from accumlint.source.rehearsal.values import Function, Items, Known, Mapping, Opaque, Partial, Stream, Value
 from accumlint.source.vocabulary.base import Handler
 
@@ -70,8 +69,6 @@ def namespace(state: Machine, call: Call) -> Value | None:
 
 
 def ceil(state: Machine, call: Call) -> Value | None:
-    import math
-
     value = state.number(call.args[0]) if call.args else None
     if value is not None and call.path.startswith("math"):
         return Known((math.ceil if call.name == "ceil" else math.floor)(value.value), value.roots)
@@ -121,5 +118,3 @@ FUNCTIONS: dict[str, Handler] = {
     "DotDict": namespace,
 }
 METHODS: dict[str, Handler] = {"isfinite": is_finite, "isnan": is_finite, "isinf": is_finite}
-
-__all__ = ["FUNCTIONS", "METHODS", "ast", "combine"]

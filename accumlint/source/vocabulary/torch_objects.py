@@ -25,7 +25,7 @@ from accumlint.source.rehearsal.values import (
     fresh_uid,
     make_actor,
 )
-from accumlint.source.vocabulary.base import Handler, as_actor, modules_of, parameters_owner, raw_module, receiver_of, role_of
+from accumlint.source.vocabulary.base import Handler, as_actor, parameters_owner, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Role
 
 if TYPE_CHECKING:
@@ -266,5 +266,3 @@ METHODS: dict[str, Handler] = {
     "requires_grad_": requires_grad,
     "load_state_dict": nothing,
 }
-
-__all__ = ["FUNCTIONS", "METHODS", "Known", "construct", "fallback", "modules_of"]

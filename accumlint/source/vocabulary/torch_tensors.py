@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.rehearsal.arithmetic import combine, count, guard, is_tensor, scale
-from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value, key_of
+from accumlint.source.rehearsal.arithmetic import count, guard, is_tensor, scale
+from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
-from accumlint.trace import Kind, Role
+from accumlint.trace import Kind
 from accumlint.weight import Factor, Quantity, Weight
 
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
     from accumlint.source.rehearsal.state import Call
-
-import ast
 
 LOSS_FUNCTIONS = (
     "cross_entropy",
@@ -403,5 +402,3 @@ METHODS: dict[str, Handler] = {
     "new_zeros": new_like,
     "new_tensor": new_like,
 }
-
-__all__ = ["FUNCTIONS", "METHODS", "Role", "combine", "fallback", "key_of"]

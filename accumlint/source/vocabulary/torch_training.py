@@ -18,7 +18,6 @@ from accumlint.source.rehearsal.values import (
     Known,
     Mapping,
     Opaque,
-    Stream,
     Thing,
     Value,
     actor_of,
@@ -415,5 +414,3 @@ METHODS: dict[str, Handler] = {
     "div_": scale_gradient,
     "register_post_accumulate_grad_hook": register_hook,
 }
-
-__all__ = ["FUNCTIONS", "METHODS", "Stream", "ast", "last_name", "modules_of"]
