@@ -27,7 +27,7 @@ def table(rules: dict[str, Rule]) -> str:
 
 def example() -> str:
     """What the tool says of one of the shipped fixtures, as a reader would type it."""
-    path = sorted(ROOT.glob(f"{EXAMPLE}/bad_*.py"))[0].relative_to(ROOT).as_posix()
+    path = sorted(ROOT.glob(f"{EXAMPLE}/bad_closure.py"))[0].relative_to(ROOT).as_posix()
     command = ["accumlint", path]
     run = [sys.executable, "-m", *command, "--isolated", "--no-cache"]
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUTF8": "1"}

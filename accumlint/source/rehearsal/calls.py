@@ -304,12 +304,6 @@ class Calls(State):
                 self.recorder.emit(Kind.OPAQUE, call.node, note="callback")
         return made
 
-    def super_of(self, function: Function | None) -> Value | None:
-        """What `super()` means in a method: the next class that has what is asked for."""
-        if function is None or function.owner is None or function.bound is None:
-            return None
-        return Partial(function.bound, function.owner.bases, {})
-
 
 def _call_of(node: ast.AST) -> ast.Call:
     """A call of something that the interpreter itself calls."""

@@ -14,6 +14,7 @@ from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.relevance import Relevance
+from accumlint.source.reading.slices import prune
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import mentioned, module_reaches, outermost, reached, trains
 from accumlint.source.rehearsal.evidence import gather
@@ -27,6 +28,7 @@ from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 
 DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
+LONG_FILE = 5_000  # lines; what training cannot reach is cut out of a longer file before anything walks over it
 MOST_RESTARTS = 12
 
 
@@ -317,7 +319,7 @@ def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation |
 
 def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehearsal]:
     """A rehearsal for every outermost piece of the module that reaches a backward."""
-    if not trains(source.tree):
+    if not trains(source.tree) or (len(source.lines) > LONG_FILE and not prune(source.tree, source.lines)):
         return
     index = Index(source.tree)
     entries = outermost(index)

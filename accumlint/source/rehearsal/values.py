@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from accumlint.trace import Actor, Role, Wrapper
@@ -265,10 +265,6 @@ def actor_of(value: Value | None) -> Actor | None:
 
 def make_actor(role: Role, name: str, *, wrapper: Wrapper = Wrapper.NONE, base: int | None = None, known: bool = True) -> Actor:
     return Actor(fresh_uid(), name, role, wrapper, base, known)
-
-
-def with_option(actor: Actor, option: str) -> Actor:
-    return replace(actor, options=actor.options | {option})
 
 
 def key_of(value: Value) -> Key:
