@@ -70,7 +70,8 @@ class Builder:
         return self.add(Kind.DATA, line)
 
     def forward(self, model: Actor, line: int | None = None, *, sync: bool | None = None, bypass: bool = False, text: str = "") -> Event:
-        return self.add(Kind.FORWARD, line, model=model, sync=sync, bypass=bypass, text=text or f"{model.name}(x)")
+        reaches = frozenset({model.uid} if model.base is None else {model.uid, model.base})
+        return self.add(Kind.FORWARD, line, model=model, sync=sync, bypass=bypass, reaches=reaches, text=text or f"{model.name}(x)")
 
     def backward(
         self,
