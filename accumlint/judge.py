@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,7 +17,7 @@ CONTROL_K = 2  # … and the one at which what it found must show again
 class Rehearsal(Protocol):
     """What judging needs of a rehearsal: its traces, one for each world of answers to what the code leaves open."""
 
-    def traces(self, k: int, /) -> tuple[Trace, ...]: ...
+    def worlds(self, k: int, /) -> Iterator[Trace]: ...
 
 
 def judge(trace: Trace, rules: Iterable[Rule]) -> list[Finding]:
@@ -39,7 +39,7 @@ def judge_rehearsal(rehearsal: Rehearsal, rules: Iterable[Rule]) -> list[Finding
     A finding that the default world does not show carries the settings under which it happens.
     """
     wanted = tuple(rules)
-    worlds = rehearsal.traces(K)
+    worlds = list(rehearsal.worlds(K))
     first: dict[tuple[str, str, int, int], Finding] = {}
     for number, trace in enumerate(worlds):
         for finding in judge(trace, wanted):
@@ -47,8 +47,12 @@ def judge_rehearsal(rehearsal: Rehearsal, rules: Iterable[Rule]) -> list[Finding
             first.setdefault(finding.key, replace(finding, settings=settings))
     if not first:
         return []
-    again = {_line(finding) for trace in rehearsal.traces(CONTROL_K) for finding in judge(trace, wanted)}
-    return [finding for finding in first.values() if _line(finding) in again]
+    missing = {_line(finding) for finding in first.values()}
+    for trace in rehearsal.worlds(CONTROL_K):
+        missing -= {_line(finding) for finding in judge(trace, wanted)}
+        if not missing:
+            break
+    return [finding for finding in first.values() if _line(finding) not in missing]
 
 
 def _line(finding: Finding) -> tuple[str, str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from typing import ClassVar
 
 from accumlint.findings import Confidence
 from accumlint.trace import Actor, Event, Kind, Place, Role, Trace, Window, Wrapper
@@ -26,6 +27,15 @@ class Boundaries:
         self._raw = {
             actor.uid: actor.base for actor in _models(trace.events) if actor.base is not None and actor.wrapper is not Wrapper.NONE
         }
+
+    _last: ClassVar[Boundaries | None] = None
+
+    @classmethod
+    def of(cls, trace: Trace) -> Boundaries:
+        """The boundaries of a trace; the rules ask for those of the same trace one after the other."""
+        if cls._last is None or cls._last.trace is not trace:
+            cls._last = cls(trace)
+        return cls._last
 
     def own(self, window: Window) -> tuple[Event, ...]:
         """The backwards whose gradients the window's step is meant to use, in order."""

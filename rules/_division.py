@@ -85,7 +85,7 @@ def accumulating(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...
 
 def stepping(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...]]]:
     """The complete windows whose step uses some backward, with what they contribute; not those zeroed in between."""
-    boundaries = Boundaries(trace)
+    boundaries = Boundaries.of(trace)
     for window in trace.all_windows():
         backwards = boundaries.own(window)
         if not backwards or _zeroed_inside(window, backwards[0]):

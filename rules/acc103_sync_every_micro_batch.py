@@ -61,7 +61,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     if trace.fact("replays-features"):
         return
     explained = _explained_elsewhere(trace)
-    view = Boundaries(trace)
+    view = Boundaries.of(trace)
     for window in trace.all_windows():
         own = {backward.index for backward in view.own(window)}  # not those of another model's loss, as in a GAN
         if view.size(window) < 2:

@@ -63,7 +63,7 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 
 def _gone_round(trace: Trace) -> Iterator[Finding]:
-    view = Boundaries(trace)
+    view = Boundaries.of(trace)
     for window in trace.all_windows():
         for backward in window.backwards:
             if not view.means(backward, window.optimizer):

@@ -63,7 +63,7 @@ HELD_BACK = frozenset({GATED, "hook"})  # a step in a gradient hook is ACC315's
 @rule(CODE, "step-per-micro-batch", Severity.ERROR, measured="as many updates as backwards while the loss carries 1/K")
 def check(trace: Trace) -> Iterator[Finding]:
     yield from _second_entries(trace)
-    view = Boundaries(trace)
+    view = Boundaries.of(trace)
     for optimizer in trace.optimizers:
         windows = [window for window in trace.windows(optimizer) if view.size(window)]
         if len(windows) < 2:

@@ -58,7 +58,7 @@ CLOSURE = "closure"  # the step's own closure begins its evaluation anew
 
 @rule(CODE, "zero-grad-inside-window", Severity.ERROR, measured="gradients cleared between their backward and the step")
 def check(trace: Trace) -> Iterator[Finding]:
-    view = Boundaries(trace)
+    view = Boundaries.of(trace)
     kept = {one.place for window in trace.all_windows() for one in _kept(view, window)}
     for window in trace.all_windows():
         own = view.own(window)

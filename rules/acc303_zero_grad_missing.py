@@ -62,7 +62,7 @@ CLEARS_ITSELF = frozenset({"engine", "zeroes", "dist-autograd"})
 def check(trace: Trace) -> Iterator[Finding]:
     if trace.fact("dist-autograd"):
         return
-    view = Boundaries(trace)
+    view = Boundaries.of(trace)
     for optimizer in trace.optimizers:
         zeros = [event.index for event in trace.of(Kind.ZERO) if view.may_act_on(event, optimizer)]
         for window, following in pairwise(trace.windows(optimizer)):

@@ -56,7 +56,7 @@ HARMLESS = frozenset({"delay-unscale", "norm-only"})
 
 @rule(CODE, "clip-per-micro-batch", Severity.ERROR, measured="a clip between two backwards of one window")
 def check(trace: Trace) -> Iterator[Finding]:
-    view = Boundaries(trace)
+    view = Boundaries.of(trace)
     for window in trace.all_windows():
         zeros = [event.index for event in window.of(Kind.ZERO) if view.may_act_on(event, window.optimizer)]
         for clip in view.off_boundary(window, Kind.CLIP):

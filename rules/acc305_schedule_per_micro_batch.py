@@ -58,7 +58,7 @@ MEANT = frozenset({"absolute", "prepared", "horizon-in-micro-batches", GATED})
 
 @rule(CODE, "schedule-per-micro-batch", Severity.ERROR, measured="more scheduler steps than updates")
 def check(trace: Trace) -> Iterator[Finding]:
-    view = Boundaries(trace)
+    view = Boundaries.of(trace)
     windows = [window for window in trace.all_windows() if window.step is not None]
     for calls in _by_place(trace).values():
         for call, following in pairwise(calls):

@@ -54,7 +54,7 @@ CODE = "ACC306"
 
 @rule(CODE, "wrong-boundary", Severity.ERROR, measured="the first window is shorter than the next ones")
 def check(trace: Trace) -> Iterator[Finding]:
-    view = Boundaries(trace)
+    view = Boundaries.of(trace)
     for optimizer in trace.optimizers:
         windows = _first_pass(view, [window for window in trace.windows(optimizer) if view.size(window)])
         if not windows or windows[0].step is None:

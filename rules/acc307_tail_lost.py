@@ -66,7 +66,7 @@ HELP = "step on the last batch too (`or i + 1 == len(loader)`) and divide that w
 def check(trace: Trace) -> Iterator[Finding]:
     if not trace.judges_tail:
         return
-    boundaries = Boundaries(trace)
+    boundaries = Boundaries.of(trace)
     for optimizer in trace.optimizers:
         windows = tuple(
             dropwhile(lambda window: not boundaries.own(window), trace.windows(optimizer))

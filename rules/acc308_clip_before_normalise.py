@@ -54,7 +54,7 @@ INFINITE = re.compile(r"\binf\b|\binfinity\b", re.IGNORECASE)
 
 @rule("ACC308", "clip-before-normalise", Severity.ERROR, measured="the norm that was clipped is not the norm of the normalised gradient")
 def check(trace: Trace) -> Iterator[Finding]:
-    boundaries = Boundaries(trace)
+    boundaries = Boundaries.of(trace)
     for window in trace.all_windows():
         for scaling in window.of(Kind.NORMALIZE):
             if boundaries.acts_on(scaling, window.optimizer):

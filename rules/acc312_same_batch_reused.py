@@ -63,7 +63,7 @@ SHUFFLED = "shuffled"  # a fresh iterator draws other batches
 def check(trace: Trace) -> Iterator[Finding]:
     if trace.accumulation is None or ON_PURPOSE.search(trace.accumulation.text):
         return
-    boundaries = Boundaries(trace)
+    boundaries = Boundaries.of(trace)
     for optimizer in trace.optimizers:
         for before, window in pairwise(trace.windows(optimizer)):
             yield from _compared(trace, boundaries, before, window)

@@ -50,7 +50,7 @@ CHOSEN = {"gate", "setting"}
 
 @rule("ACC313", "skipped-window-not-cleared", Severity.ERROR, measured="gradients of a window without a step are present in the next one")
 def check(trace: Trace) -> Iterator[Finding]:
-    boundaries = Boundaries(trace)
+    boundaries = Boundaries.of(trace)
     for window in trace.all_windows():
         for skip in window.of(Kind.SKIP):
             if _loses_step(window, skip) and not _is_the_boundary(trace, skip) and not _cleared(boundaries, trace, window, skip):

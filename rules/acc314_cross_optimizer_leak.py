@@ -62,7 +62,7 @@ HELP = "switch off `requires_grad` of the other model around this backward, or z
 def check(trace: Trace) -> Iterator[Finding]:
     if len(trace.optimizers) < 2:
         return
-    boundaries = Boundaries(trace)
+    boundaries = Boundaries.of(trace)
     sure = Confidence.MEDIUM if trace.fact(FREEZES) else Confidence.HIGH
     for optimizer in trace.optimizers:
         windows = trace.windows(optimizer)

@@ -72,7 +72,7 @@ CLEARED = "cleared"  # the skipping path zeroes the gradients itself
     measured="a window has fewer backwards than its divisor, and coefficients that sum to less than 1",
 )
 def check(trace: Trace) -> Iterator[Finding]:
-    boundaries = Boundaries(trace)
+    boundaries = Boundaries.of(trace)
     for window in trace.all_windows():
         for skip in window.of(Kind.SKIP):
             if not _leaves_out_one(boundaries, window, skip) or _restarts(trace, skip):

@@ -26,9 +26,9 @@ class Worlds:
     at: dict[int, tuple[Trace, ...]]
     asked: list[int] = field(default_factory=list)
 
-    def traces(self, k: int, /) -> tuple[Trace, ...]:
+    def worlds(self, k: int, /) -> Iterator[Trace]:
         self.asked.append(k)
-        return self.at[k]
+        return iter(self.at[k])
 
 
 def on_lines(trace: Trace) -> Iterator[Finding]:

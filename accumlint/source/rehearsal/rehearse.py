@@ -52,7 +52,8 @@ class Rehearsal:
     entry: FunctionNode | None  # None: the module's own statements
     covered: set[int] = field(default_factory=set)
     limits: list[str] = field(default_factory=list)
-    _traces: dict[int, tuple[Trace, ...]] = field(default_factory=dict)
+    _traces: dict[int, list[Trace]] = field(default_factory=dict)
+    _rest: dict[int, Iterator[Trace]] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -71,9 +72,21 @@ class Rehearsal:
 
     def traces(self, k: int) -> tuple[Trace, ...]:
         """One trace a loop and world; those of the first world (empty `settings`) first."""
-        if k not in self._traces:
-            self._traces[k] = tuple(self._rehearse(k))
-        return self._traces[k]
+        return tuple(self.worlds(k))
+
+    def worlds(self, k: int) -> Iterator[Trace]:
+        """The same one by one: a world is rehearsed when it is asked for, and once."""
+        seen = self._traces.setdefault(k, [])
+        rest = self._rest.setdefault(k, self._rehearse(k))
+        at = 0
+        while True:
+            while at < len(seen):
+                yield seen[at]
+                at += 1
+            following = next(rest, None)
+            if following is None:
+                return
+            seen.append(following)
 
     def _rehearse(self, k: int) -> Iterator[Trace]:
         knowledge = Knowledge(named=self.options.accumulation_names)
@@ -110,6 +123,11 @@ class Rehearsal:
                 return None
             except (RecursionError, Leave):
                 self.limits.append(f"too deep in {self.function}")
+                return None
+            except Exception as error:  # what the interpreter cannot take is passed over in silence, never a crash
+                if os.environ.get("ACCUMLINT_DEBUG"):
+                    raise
+                self.limits.append(f"internal error in {self.function}: {error!r}")
                 return None
             self.covered |= machine.covered
             if machine.engines:
@@ -331,25 +349,14 @@ def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehea
     covered: set[int] = set()
     if alone:
         rehearsal = Rehearsal(source, index, relevance, chosen, None)
-        if _works(rehearsal):
-            yield rehearsal
+        rehearsal.traces(3)
+        yield rehearsal
         covered |= rehearsal.covered
     for entry in entries:
         own = reached(index, entry)
         if not own or own <= covered:
             continue
         rehearsal = Rehearsal(source, index, relevance, chosen, entry)
-        if _works(rehearsal):
-            yield rehearsal
-        covered |= rehearsal.covered
-
-
-def _works(rehearsal: Rehearsal) -> bool:
-    """Rehearses once; what the interpreter cannot take is passed over in silence, never a crash."""
-    try:
         rehearsal.traces(3)
-    except Exception:
-        if os.environ.get("ACCUMLINT_DEBUG"):
-            raise
-        return False
-    return True
+        yield rehearsal
+        covered |= rehearsal.covered
