@@ -296,6 +296,9 @@ def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: 
     counts = [term for term in terms if term.quantity in {Quantity.UNITS, Quantity.INPUTS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}]
     if counts:
         made.quantity, made.weight = _count_sum(state, counts, left, right, node)
+        made.guarded = op is ast.Add and (_is_epsilon(left) or _is_epsilon(right))
+        if made.guarded:
+            made.weight = _guarded(made.weight)
         made.born = frozenset()
         made.reduced = True
     return made
@@ -342,8 +345,19 @@ def guard(state: State, value: Opaque, node: ast.AST) -> Opaque:
     """The same count, which can no longer be zero."""
     made = state.opaque(("guarded", value.key), state.recorder.text(node), value, quantity=value.quantity, guarded=True, reduced=True)
     if value.weight is not None:
-        made.weight = replace(value.weight, factors=tuple(replace(factor, guarded=True) for factor in value.weight.factors))
+        made.weight = _guarded(value.weight)
     return made
+
+
+def _guarded(weight: Weight) -> Weight:
+    return replace(weight, factors=tuple(replace(factor, guarded=True) for factor in weight.factors))
+
+
+def _is_epsilon(value: Value) -> bool:
+    """Whether a summand keeps a count away from zero: `count + 1e-8`."""
+    if isinstance(value, Known):
+        return isinstance(value.value, (int, float)) and value.value > 0
+    return isinstance(value, Opaque) and _last(value.text).lower() in {"eps", "epsilon"}
 
 
 def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False) -> Opaque:

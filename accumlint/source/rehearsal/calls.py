@@ -166,6 +166,7 @@ class Calls(State):
         outer = self.frame
         self.frame = frame
         self.running.append(body)
+        self.entered.add(id(body))
         quiet = self._is_no_grad(frame.function)
         self.no_grad += quiet
         try:

@@ -50,7 +50,8 @@ class Rehearsal:
     relevance: Relevance
     options: Options
     entry: FunctionNode | None  # None: the module's own statements
-    covered: set[int] = field(default_factory=set)
+    covered: set[int] = field(default_factory=set)  # ids of the backward calls that were reached
+    entered: set[int] = field(default_factory=set)  # ids of the functions that were run
     limits: list[str] = field(default_factory=list)
     _traces: dict[int, list[Trace]] = field(default_factory=dict)
     _rest: dict[int, Iterator[Trace]] = field(default_factory=dict)
@@ -130,6 +131,7 @@ class Rehearsal:
                 self.limits.append(f"internal error in {self.function}: {error!r}")
                 return None
             self.covered |= machine.covered
+            self.entered |= machine.entered
             if machine.engines:
                 self.limits.append(f"a framework's engine does the backward: {machine.engines[0]}")
                 return None if self._engines_only(machine) else machine
@@ -347,16 +349,19 @@ def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehea
     relevance = Relevance(index)
     chosen = options or Options()
     covered: set[int] = set()
+    entered: set[int] = set()
     if alone:
         rehearsal = Rehearsal(source, index, relevance, chosen, None)
         rehearsal.traces(3)
         yield rehearsal
         covered |= rehearsal.covered
+        entered |= rehearsal.entered
     for entry in entries:
         own = reached(index, entry)
-        if not own or own <= covered:
+        if not own or own <= covered or (id(entry) in entered and own & covered):
             continue
         rehearsal = Rehearsal(source, index, relevance, chosen, entry)
         rehearsal.traces(3)
         yield rehearsal
         covered |= rehearsal.covered
+        entered |= rehearsal.entered

@@ -153,6 +153,7 @@ class State:
         self.limits: list[str] = []
         self.last_branch: ast.If | None = None
         self.last_test: Value = TRUE  # of the last if statement
+        self.entered: set[int] = set()  # ids of the functions that were run
         self.covered: set[int] = set()  # ids of the backward calls that were reached
         self.managing: list[ast.AST] = []  # the with items whose own context managers are being followed
         self.model_calls: list[ast.AST] = []  # calls of a wrapped model's own methods that are being followed
