@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
@@ -36,11 +37,41 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
                 note("padded", node, f"`{name}` pads sequences of different length")
             elif name in MAKERS and _has_varying_shape(node, varying):
                 note("varying-units", node, f"`{recorder.text(node)}` has a length that varies")
+        elif isinstance(node, (ast.For, ast.While)):
+            for gate in _changing_gates(node):
+                note("warm-up", gate, f"`{recorder.text(gate)}` changes over the run")
     if "dist_autograd" in index.identifiers:
         note("dist-autograd", index.tree, "torch.distributed.autograd")
     if index.is_distributed:
         found.setdefault("distributed", []).append(Evidence(recorder.place(index.tree), "torch.distributed"))
     return found
+
+
+def _changing_gates(loop: ast.For | ast.While) -> Iterator[ast.expr]:
+    """The moduli of a loop's tests which the loop itself sets under a condition: `if i <= warmup: k = interp(i, …)`."""
+    branches = list(_own_branches(loop.body))
+    changed = {
+        target.id
+        for branch in branches
+        for part in (*branch.body, *branch.orelse)
+        if isinstance(part, ast.Assign) and not isinstance(part.value, ast.Constant)
+        for target in part.targets
+        if isinstance(target, ast.Name)
+    }
+    for branch in branches if changed else ():
+        for part in walk(branch.test):
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and terminal(part.right) in changed:
+                yield part.right
+
+
+def _own_branches(statements: Iterable[ast.stmt]) -> Iterator[ast.If]:
+    """The branches of a block that lie in no loop inside it."""
+    for statement in statements:
+        if isinstance(statement, ast.If):
+            yield statement
+            yield from _own_branches((*statement.body, *statement.orelse))
+        elif isinstance(statement, (ast.With, ast.Try)):
+            yield from _own_branches(statement.body)
 
 
 def _varying_names(tree: ast.Module) -> set[str]:
