@@ -249,14 +249,6 @@ def narrow_no_sync(script: Script) -> Iterator[tuple[int, str]]:
             )
 
 
-def backward_leaves_no_sync(script: Script) -> Iterator[tuple[int, str]]:
-    """The backward leaves the context, the forward stays."""
-    for block in _contexts(script):
-        if len(block.body) > 1 and script.alone(block.body[-1]) and any(call in script.backwards for call in ast.walk(block.body[-1])):
-            last = block.body[-1]
-            yield block.lineno, script.edited([script.removal(last), script.insertion(last, after=block)])
-
-
 def _contexts(script: Script) -> Iterator[ast.With]:
     """The `with` statements that may be no_sync: by their own words, or by the name of a variable that was assigned one."""
     held = {
@@ -340,7 +332,6 @@ OPERATORS: dict[str, Operator] = {
     "shift boundary": shift_boundary,
     "invert boundary": invert_boundary,
     "narrow no_sync": narrow_no_sync,
-    "backward leaves no_sync": backward_leaves_no_sync,
     "widen no_sync": widen_no_sync,
     "drop no_sync": drop_no_sync,
     "bypass wrapper": bypass_wrapper,

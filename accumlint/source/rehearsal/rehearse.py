@@ -297,12 +297,19 @@ def _accumulation(machine: Machine, events: tuple[Event, ...], entry: FunctionNo
         for factor in event.weight.factors if event.weight is not None else ():
             if any(root.text == factor.root for root in known.values()):
                 return Accumulation(factor.root, machine.world.k, factor.place)
-    for root in known.values():
-        if root.key in machine.world.knowledge.proven or _is_at_hand(machine.index, root.text, entry):
-            return Accumulation(root.text, machine.world.k)
+    roots = [root for root in known.values() if root.key in machine.world.knowledge.proven or _is_at_hand(machine.index, root.text, entry)]
+    if roots:
+        gating = (root for root in roots if _gates_a_step(root.text, events))
+        return Accumulation(next(gating, roots[0]).text, machine.world.k)
     first = next((event for event in events if event.kind is Kind.BACKWARD and event.turns), None)
     pieces = machine.pieces.get(first.turns[-1].line) if first is not None else None
     return Accumulation(f"len({pieces})", _first_window(events) or machine.world.k) if pieces else None
+
+
+def _gates_a_step(text: str, events: tuple[Event, ...]) -> bool:
+    """Whether the condition of an update spells K like this; another loop, such as a trial run, may be bounded by something else."""
+    spelled = re.compile(rf"(?<![\w.]){re.escape(text)}(?!\w)")
+    return any(spelled.search(guard.text) for event in events if event.kind is Kind.STEP for guard in event.guards)
 
 
 def _is_at_hand(index: Index, text: str, entry: FunctionNode | None) -> bool:
