@@ -209,10 +209,7 @@ class Window:
 
     def of(self, *kinds: Kind) -> tuple[Event, ...]:
         """The events of these kinds, in order."""
-        found = self._by_kind.get(kinds)
-        if found is None:
-            found = self._by_kind[kinds] = tuple(event for event in self.events if event.kind in kinds)
-        return found
+        return _chosen(self._by_kind, self.events, kinds)
 
     @property
     def backwards(self) -> tuple[Event, ...]:
@@ -280,10 +277,7 @@ class Trace:
 
     def of(self, *kinds: Kind) -> tuple[Event, ...]:
         """The events of these kinds, in order."""
-        found = self._by_kind.get(kinds)
-        if found is None:
-            found = self._by_kind[kinds] = tuple(event for event in self.events if event.kind in kinds)
-        return found
+        return _chosen(self._by_kind, self.events, kinds)
 
     @cached_property
     def optimizers(self) -> tuple[Actor, ...]:
@@ -337,6 +331,14 @@ class Trace:
     def accumulates(self) -> bool:
         """Whether some window has two or more micro-batches, or the code says that it means to accumulate."""
         return any(window.size >= 2 for window in self.all_windows()) or bool(self.fact("means-to-accumulate"))
+
+
+def _chosen(known: dict[tuple[Kind, ...], tuple[Event, ...]], events: tuple[Event, ...], kinds: tuple[Kind, ...]) -> tuple[Event, ...]:
+    """The events of these kinds; what was asked before is kept, for the rules ask the same again and again."""
+    found = known.get(kinds)
+    if found is None:
+        found = known[kinds] = tuple(event for event in events if event.kind in kinds)
+    return found
 
 
 def cut_windows(events: tuple[Event, ...], optimizer: Actor | None) -> tuple[tuple[Window, ...], Window | None]:
