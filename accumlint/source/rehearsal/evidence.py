@@ -28,6 +28,7 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
         found.setdefault(name, []).append(Evidence(recorder.place(node), text))
 
     varying = _varying_names(index.tree)
+    makers: list[ast.Call] = []
     for node in index.ignored_targets:
         note("ignored-targets", node, "targets are set to the ignored index")
     for node in walk(index.tree):
@@ -36,10 +37,12 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
             if PADDING.fullmatch(name):
                 note("padded", node, f"`{name}` pads sequences of different length")
             elif name in MAKERS and _has_varying_shape(node, varying):
-                note("varying-units", node, f"`{recorder.text(node)}` has a length that varies")
+                makers.append(node)
         elif isinstance(node, (ast.For, ast.While)):
             for gate in _changing_gates(node):
                 note("warm-up", gate, f"`{recorder.text(gate)}` changes over the run")
+    for node in _in_scope(index, makers) if makers else ():
+        note("varying-units", node, f"`{recorder.text(node)}` has a length that varies")
     if "dist_autograd" in index.identifiers:
         note("dist-autograd", index.tree, "torch.distributed.autograd")
     if index.is_distributed:
@@ -74,21 +77,55 @@ def _own_branches(statements: Iterable[ast.stmt]) -> Iterator[ast.If]:
             yield from _own_branches(statement.body)
 
 
-def _varying_names(tree: ast.Module) -> set[str]:
+def _varying_names(tree: ast.AST) -> set[str]:
     """Names that take a different number each time: loop variables over sizes, random integers."""
     names: set[str] = set()
     for node in walk(tree):
-        if isinstance(node, ast.comprehension) and not _is_range(node.iter):
-            names.update(part.id for part in walk(node.target) if isinstance(part, ast.Name))
+        if isinstance(node, ast.comprehension):
+            names |= _taken(node)
         elif isinstance(node, ast.Assign):
-            drawn = (
-                isinstance(node.value, ast.Call)
-                and terminal(node.value.func) in {"int"} | RANDOM
-                and any(isinstance(part, ast.Call) and terminal(part.func) in RANDOM for part in walk(node.value))
-            )
-            if drawn and all(isinstance(target, ast.Name) for target in node.targets):
-                names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+            names |= _drawn(node)
     return names
+
+
+def _taken(node: ast.comprehension) -> set[str]:
+    return set() if _is_range(node.iter) else {part.id for part in walk(node.target) if isinstance(part, ast.Name)}
+
+
+def _drawn(node: ast.Assign) -> set[str]:
+    drawn = (
+        isinstance(node.value, ast.Call)
+        and terminal(node.value.func) in {"int"} | RANDOM
+        and any(isinstance(part, ast.Call) and terminal(part.func) in RANDOM for part in walk(node.value))
+    )
+    return {target.id for target in node.targets if isinstance(target, ast.Name)} if drawn else set()
+
+
+def _in_scope(index: Index, makers: list[ast.Call]) -> Iterator[ast.Call]:
+    """Those whose number varies where they stand: in its comprehension or function, or in a function that is given it."""
+    scopes: list[tuple[ast.AST, set[str]]] = []
+    for node in walk(index.tree):
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+            scopes.append((node, set().union(*map(_taken, node.generators))))
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
+            scopes.append((node, set().union(*(_drawn(part) for part in walk(node) if isinstance(part, ast.Assign)))))
+    scopes += [given for scope, names in scopes if names for given in _given(index, scope, names)]
+    for maker in makers:
+        if any(part is maker and _has_varying_shape(maker, names) for scope, names in scopes if names for part in walk(scope)):
+            yield maker
+
+
+def _given(index: Index, scope: ast.AST, names: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
+    """The functions that a scope calls with its varying numbers, and what they call them."""
+    for call in walk(scope):
+        if not isinstance(call, ast.Call):
+            continue
+        for function in index.callees(call):
+            parameters = [one.arg for one in function.args.args if one.arg != "self"]
+            given = {to for to, arg in zip(parameters, call.args, strict=False) if isinstance(arg, ast.Name) and arg.id in names}
+            given |= {word.arg for word in call.keywords if word.arg and isinstance(word.value, ast.Name) and word.value.id in names}
+            if given:
+                yield function, given
 
 
 def _is_range(node: ast.expr) -> bool:
