@@ -154,7 +154,10 @@ def _text(value: Any, where: str) -> str:
 def _texts(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (list, tuple)):
         raise ConfigError(f"{where} must be a list of strings, not {_typename(value)}")
-    return tuple(_text(each, where) for each in value)
+    for each in value:
+        if not isinstance(each, str):
+            raise ConfigError(f"{where} must hold nothing but strings, not {_typename(each)}")
+    return tuple(value)
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:

@@ -81,6 +81,7 @@ def test_accumlint_toml_goes_before_pyproject(write: Write, project: Path) -> No
         ('select = ["ACC208x"]', "accumlint.toml: `select`: no rule is called `ACC208x`, did you mean `ACC208`?"),
         ('select = ["mean-of-mean"]', "no rule is called `mean-of-mean`, did you mean `mean-of-means`?"),
         ('select = "ACC1"', "`select` must be a list of strings, not a string"),
+        ("select = [1]", "`select` must hold nothing but strings, not a number"),
         ('max-warnings = "3"', "`max-warnings` must be a whole number, 0 or more"),
         ("max-warnings = true", "`max-warnings` must be a whole number, 0 or more"),
         ('objective = "tokens"', "`objective` is `tokens`, did you mean `token`?"),

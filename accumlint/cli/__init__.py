@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -82,9 +83,13 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _complain("the output cannot be written: no space is left.")
+            return USAGE
         if os.environ.get("ACCUMLINT_DEBUG"):
             raise
-        _complain(f"internal error: {type(error).__name__}: {error}", "Please report it with what ACCUMLINT_DEBUG=1 shows.")
+        _complain(f"internal error: {type(error).__name__}: {error}.", "Please report it with what ACCUMLINT_DEBUG=1 shows.")
     return USAGE
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,12 +36,14 @@ def show(target: str, color: str) -> int:
 
     path, function = _split(target)
     source = _read(path)
-    loops = _loops(source, _options(path))
-    chosen = [traces for name, traces in loops if not function or name == function or name.endswith(f".{function}")]
+    loops, limits = _loops(source, _options(path))
+    chosen = _chosen(source, loops, function) if function else [traces for _, traces in loops]
     if function and not chosen:
-        raise click.UsageError(_no_such(function, path, sorted({name for name, _ in loops})))
+        known = {_holder(source, trace) for _, traces in loops for trace in traces}
+        raise click.UsageError(_no_such(function, path, sorted(known)))
     texts = [drawn(traces, width=width(), color=coloured(color), root=Path.cwd()) for traces in chosen]
-    write("\n".join(texts) or f"no training loop found in {escape(path)}\n")
+    nothing = [f"no training loop found in {escape(path)}", *(f"  {escape(limit)}" for limit in limits)]
+    write("\n".join(texts) or "\n".join(nothing) + "\n")
     return 0
 
 
@@ -55,6 +59,9 @@ def _read(path: str) -> Source:
     from accumlint.source.reading.parse import Problem, parse
 
     try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for
+            raise click.ClickException(escape(f"{path}: not a file"))
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
@@ -73,16 +80,48 @@ def _options(path: str) -> Options:
     return Options(accumulation_names=settings.accumulation_names, wrappers=settings.wrappers, objective=settings.objective)
 
 
-def _loops(source: Source, options: Options) -> list[tuple[str, Sequence[Trace]]]:
-    """The function and the traces of every loop that holds a backward."""
+def _loops(source: Source, options: Options) -> tuple[list[tuple[str, Sequence[Trace]]], list[str]]:
+    """The function and the traces of every loop that holds a backward, and what could not be followed where there are none."""
     from accumlint.source.rehearsal.rehearse import rehearsals
 
     loops: list[tuple[str, Sequence[Trace]]] = []
+    limits: list[str] = []
     for rehearsal in rehearsals(source, options):
         traces = [trace for trace in rehearsal.traces(K) if trace.events or trace.limits]
         if traces:
             loops.append((rehearsal.function, traces))
-    return loops
+        else:
+            limits += (limit for limit in rehearsal.limits if limit not in limits)
+    return loops, limits
+
+
+def _chosen(source: Source, loops: Sequence[tuple[str, Sequence[Trace]]], function: str) -> list[Sequence[Trace]]:
+    """The loops that were entered by a function, or that stand in it."""
+    chosen: list[Sequence[Trace]] = []
+    for entry, traces in loops:
+        inside = traces if _is(entry, function) else [trace for trace in traces if _is(_holder(source, trace), function)]
+        if inside:
+            chosen.append(inside)
+    return chosen
+
+
+def _is(name: str, asked: str) -> bool:
+    return name == asked or name.endswith(f".{asked}")
+
+
+def _holder(source: Source, trace: Trace) -> str:
+    """The name of the innermost function around a loop, after those of the classes and functions around it."""
+    names: list[str] = []
+    pending: list[ast.AST] = [source.tree]
+    while pending:
+        for child in ast.iter_child_nodes(pending.pop()):
+            line, end = getattr(child, "lineno", None), getattr(child, "end_lineno", None)
+            if line is None or end is None or not line <= trace.place.line <= end:
+                continue
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                names.append(child.name)
+            pending.append(child)
+    return ".".join(names) or "<module>"
 
 
 def _no_such(function: str, path: str, known: Sequence[str]) -> str:

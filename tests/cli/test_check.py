@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -409,3 +410,11 @@ def test_a_folder_that_is_called_like_a_command(plant: Write, lint: Lint) -> Non
     status, _, err = lint("rule")
     assert status == 2
     assert "To lint the folder of this name: accumlint check rule" in err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_is_no_internal_error() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        ended = subprocess.run([sys.executable, "-m", "accumlint", "rule", "ACC101"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.decode() == "accumlint: error: the output cannot be written: no space is left.\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,30 @@ def test_draws_one_function(show: Show) -> None:
     status, text, complaint = show("train.py:evaluate")
     assert (status, text) == (2, "")
     assert "train.py: no training loop in `evaluate`; there are some in `train`." in complaint
+
+
+def test_a_function_that_the_module_calls_is_found_by_its_name(show: Show) -> None:
+    called = f"{LOOP}\n\nclass Runner:\n    def fit(self): ...\n\n\ntrain(model, loader, optimizer, 4)\n"
+    Path("called.py").write_text(called, encoding="utf-8")
+    status, text, _ = show("called.py:train")
+    assert status == 0
+    assert "step" in text
+    assert "there are some in `train`." in show("called.py:fitted")[2]
+
+
+def test_says_why_no_loop_was_found(show: Show) -> None:
+    Path("engine.py").write_text(LOOP.replace("loss.backward()", "accelerator.backward(loss)"), encoding="utf-8")
+    status, text, _ = show("engine.py")
+    assert status == 0
+    first, second = text.splitlines()
+    assert first == "no training loop found in engine.py"
+    assert second == "  a framework's engine does the backward: accelerator.backward(loss)"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_does_not_wait_for_a_pipe(show: Show) -> None:
+    os.mkfifo("pipe.py")
+    assert show("pipe.py") == (2, "", "accumlint: error: pipe.py: not a file\n")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 160])
