@@ -185,33 +185,37 @@ def add_ignores(data: bytes, codes: Mapping[int, Iterable[str]], reason: str = "
     """The file with `# accumlint: ignore[...]` at the end of the statement of each line, in its own encoding and line ends."""
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     text = data.decode(encoding)
-    lines = text.splitlines(keepends=True) if "\f" not in text and "\x0b" not in text else re.findall(r"[^\n]*\n|[^\n]+", text)
-    ends = _statement_ends(text)
+    lines = re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)  # str.splitlines also splits where Python does not
+    ends, comments = _statement_ends(text)
     wanted: dict[int, set[str]] = {}
     for line, those in codes.items():
         wanted.setdefault(ends.get(line, line), set()).update(those)
     for line, those in wanted.items():
-        lines[line - 1] = _with_ignore(lines[line - 1], those, " ".join(reason.split()))
+        lines[line - 1] = _with_ignore(lines[line - 1], comments.get(line), those, " ".join(reason.split()))
     return "".join(lines).encode(encoding)
 
 
-def _statement_ends(text: str) -> dict[int, int]:
-    """The last line of the statement that each line belongs to."""
+def _statement_ends(text: str) -> tuple[dict[int, int], dict[int, int]]:
+    """The last line of the statement that each line belongs to, and the column at which the comment of a line begins."""
     ends: dict[int, int] = {}
+    comments: dict[int, int] = {}
     start = 0
     for token in _tokens(text):
         if token.type == tokenize.NEWLINE:
             ends.update(dict.fromkeys(range(start, token.start[0] + 1), token.start[0]))
             start = 0
-        elif token.type not in {tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}:
+        elif token.type == tokenize.COMMENT:
+            comments[token.start[0]] = token.start[1]
+        elif token.type not in {tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}:
             start = start or token.start[0]
-    return ends
+    return ends, comments
 
 
-def _with_ignore(line: str, codes: set[str], reason: str) -> str:
+def _with_ignore(line: str, comment: int | None, codes: set[str], reason: str) -> str:
     body = line.rstrip("\r\n")
     end = line[len(body) :]
-    match = next((each for each in _IGNORE.finditer(body) if each["kind"] == "ignore" and each["list"] is not None), None)
+    held = () if comment is None else _IGNORE.finditer(body, comment)  # what stands in a string is the program's
+    match = next((each for each in held if each["kind"] == "ignore" and each["list"] is not None), None)
     if match is not None:
         listed = ", ".join(sorted({*_listed(match["list"]), *codes}))
         return body[: match.start("list")] + listed + body[match.end("list") :] + end

@@ -161,3 +161,15 @@ def test_add_with_odd_line_breaks() -> None:
     assert added(text, {3: {"ACC101"}}) == b"x = 'a\\x0cb'\n\x0c\nf()  # accumlint: ignore[ACC101]\n"
     bare = "a()\rb()\r"
     assert added(bare, {2: {"ACC101"}}) == b"a()\rb()  # accumlint: ignore[ACC101]\r"
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\x85", "\x1c", "\f"])
+def test_added_where_python_counts_the_lines(odd: str) -> None:
+    written = add_ignores(f'x = "{odd}"\nloss.backward()\n'.encode(), {2: ["ACC202"]})
+    assert written.decode() == f'x = "{odd}"\nloss.backward()  # accumlint: ignore[ACC202]\n'
+
+
+def test_adding_leaves_strings_alone() -> None:
+    line = 'x = "# accumlint: ignore[ACC101]"; loss.backward()'
+    written = add_ignores(f"{line}\n".encode(), {1: ["ACC202"]})
+    assert written.decode() == f"{line}  # accumlint: ignore[ACC202]\n"
