@@ -50,6 +50,8 @@ def check(trace: Trace) -> Iterator[Finding]:
         for backward, step in _unscaled(trace, optimizer):
             scaler = step.scaler
             confidence = sureness(trace, trace.events[0], step, scaler)
+            if not backward.forwards:
+                confidence = Confidence.MEDIUM  # it may end at cached representations, short of the parameters
             yield at(
                 "ACC406",
                 backward,

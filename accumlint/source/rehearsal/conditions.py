@@ -90,7 +90,7 @@ class Conditions(State):
             return
         if any(root.key in knowledge.proven for root in gates):
             return
-        moduli = [root for root in wanted if _is_modulus(node.test, root.text)] or wanted
+        moduli = [root for root in wanted if self._is_modulus(node.test, root.text)] or wanted
         knowledge.learn_accumulation(moduli[0])
 
     def _collects(self, node: ast.If) -> bool:
@@ -167,6 +167,11 @@ class Conditions(State):
         roots = [root for root in self.world.knowledge.accumulations.values() if self._mentions(node.test, root.text)]
         test.gates |= frozenset(roots)
         return bool(roots)
+
+    def _is_modulus(self, test: ast.expr, text: str) -> bool:
+        """Whether a test takes something modulo what is spelled so."""
+        moduli = (part.right for part in walk(test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod))
+        return any(text in self.recorder.text(modulus) for modulus in moduli)
 
     def _mentions(self, test: ast.expr, text: str) -> bool:
         return self.index.once("mentions " + text, test, lambda _: _calls_with(test, text))
@@ -372,7 +377,3 @@ def _calls_with(test: ast.expr, text: str) -> bool:
         for part in ast.walk(given)
         if isinstance(part, (ast.Name, ast.Attribute))
     )
-
-
-def _is_modulus(test: ast.expr, text: str) -> bool:
-    return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and text in ast.unparse(part.right) for part in walk(test))

@@ -29,11 +29,14 @@ class OpenTurn:
         return Turn(self.line, self.index, self.entry, self.last, self.endless)
 
 
-def _one_line(node: ast.AST) -> str:
+def _as_unparsed(node: ast.AST) -> str:
     try:
-        text = " ".join(ast.unparse(node).split())
+        return " ".join(ast.unparse(node).split())
     except (RecursionError, ValueError):
         return ""
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
@@ -53,20 +56,29 @@ class Recorder:
 
     def place(self, node: ast.AST) -> Place:
         line = getattr(node, "lineno", 1)
-        return Place(
-            self.path,
-            line,
-            getattr(node, "col_offset", 0) + 1,
-            getattr(node, "end_lineno", line) or line,
-            (getattr(node, "end_col_offset", 0) or 0) + 1,
-        )
+        end = getattr(node, "end_lineno", line) or line
+        first, last = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0) or 0
+        return Place(self.path, line, self._column(line, first), end, self._column(end, last))
+
+    def _column(self, line: int, offset: int) -> int:
+        """The 1-based column of an offset, which the parser counts in bytes."""
+        text = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        return offset + 1 if text.isascii() else len(text.encode()[:offset].decode(errors="replace")) + 1
 
     def text(self, node: ast.AST) -> str:
         """The source of a node as one short line."""
         known = self.texts.get(id(node))
         if known is None:
-            known = self.texts[id(node)] = _one_line(node)
+            known = self.texts[id(node)] = _shortened(self._as_written(node) or _as_unparsed(node))
         return known
+
+    def _as_written(self, node: ast.AST) -> str:
+        """The text of a node that stands on one line; "" for others, and for nodes that the source does not hold."""
+        line, end = getattr(node, "lineno", 0), getattr(node, "end_lineno", None)
+        if not isinstance(node, ast.expr) or line != end or not 0 < line <= len(self.lines):
+            return ""
+        text = self.lines[line - 1].encode()[node.col_offset : node.end_col_offset]
+        return " ".join(text.decode(errors="replace").split())
 
     def fact(self, name: str, node: ast.AST, text: str = "") -> None:
         place = self.place(node)
