@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,10 @@ from accumlint.trace import Kind, Role
 
 MOST_TURNS = 16
 STOP = Signal("stop")
+SETTINGS = re.compile(
+    r"^(\w+_)?(args?|opts?|options|config|cfg|conf|hparams|settings)[.\[]|(^|_)(num_\w+|config|cfg|args)\.(items|values|keys)\(\)$",
+    re.IGNORECASE,
+)
 
 
 class Iteration(State):
@@ -35,6 +40,7 @@ class Iteration(State):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._data: dict[Any, int] = {}
+        self.prepares = False  # a loop before the training is planned: where it goes over settings, its items are no data
 
     def take(self, node: ast.AST, key: tuple[Any, ...] | None = None) -> frozenset[int]:
         """Marks that new data was taken here; the same key is the same data."""
@@ -83,6 +89,8 @@ class Iteration(State):
         actor = actor_of(value)
         if actor is not None and actor.role in {Role.PARAMETERS, Role.MODEL, Role.OPTIMIZER}:
             return Plan(1, lambda at: self.element(value, node))
+        if self.prepares and isinstance(value, Opaque) and not (value.causes or value.born) and SETTINGS.search(text):
+            return Plan(count, lambda at: self.opaque(("setting", value.key, at), f"item of {text}"), open=True, root=root)
         return Plan(count, lambda at: self.datum(node, text and f"batch of {text}"), open=True, root=root, data=True)
 
     def _is_told(self, key: Key) -> bool:

@@ -27,7 +27,9 @@ class Loops(State):
         if generator is not None:
             return self._consume(node, generator, wrap, entry)
         bound = self._turns(node, source)
+        self.prepares = not self.recorder.turns and not self._holds_events(node)
         plan = self.plan(source, node.iter, bound)
+        self.prepares = False
         count = self._count(node, plan, source)
         if not self._holds_events(node):
             return self._abstract(node, plan, count, entry)

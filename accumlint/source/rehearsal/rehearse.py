@@ -28,7 +28,7 @@ from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 
 DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
-LONG_FILE = 5_000  # lines; what training cannot reach is cut out of a longer file before anything walks over it
+LONG_FILE = 1_500  # lines; what training cannot reach is cut out of a longer file before anything walks over it
 MOST_RESTARTS = 12
 
 
