@@ -21,7 +21,7 @@ MOST_STEPS_IN_ALL = 80_000
 MOST_EVENTS = 4_000
 
 
-OTHER_HARDWARE = re.compile(r"(^|_)(tpu|xla|hpu|npu|mlu)(_|\b)", re.IGNORECASE)  # updates there have functions of their own
+OTHER_HARDWARE = re.compile(r"(?<![a-z])(tpu|xla|hpu|npu|mlu)(?![a-z])", re.IGNORECASE)  # updates there have functions of their own
 
 
 class Restart(Exception):
@@ -126,8 +126,9 @@ class World:
         given = self.answers.get(key)
         if given is not None:
             return given.holds
-        holds = self.forced.get(key, preference and not OTHER_HARDWARE.search(text))
-        self.answers[key] = Answer(key, text, holds, flips, weight)
+        elsewhere = OTHER_HARDWARE.search(text) is not None
+        holds = self.forced.get(key, preference and not elsewhere)
+        self.answers[key] = Answer(key, text, holds, flips and not elsewhere, weight)
         return holds
 
     def settings(self) -> tuple[tuple[str, str], ...]:
