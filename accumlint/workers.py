@@ -76,7 +76,9 @@ def spread(work: Callable[[Item], Answer], items: Sequence[Item], jobs: int, lim
                     worker.end()
                     worker = workers[at] = _Worker(work)
                 _feed(worker, waiting)
-            wait([each for worker in workers if worker.busy is not None for each in (worker.pipe, worker.process.sentinel)], timeout=1)
+            awaited = [each for worker in workers if worker.busy is not None for each in (worker.pipe, worker.process.sentinel)]
+            if awaited:  # waiting for nothing would last until the time-out
+                wait(awaited, timeout=1)
     finally:
         for worker in workers:
             worker.end()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from accumlint.source.reading.facts import BACKWARD_NAMES, FunctionNode, terminal
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import push_children, walk
 from accumlint.source.reading.sieve import TEST_CLASS, TEST_NAME
 from accumlint.trace import Kind
 
@@ -31,16 +31,16 @@ def is_test(node: ast.AST) -> bool:
 
 def trains(tree: ast.Module) -> bool:
     """Whether some backward is called outside tests."""
-    pending: list[ast.AST] = list(tree.body)
+    pending: list[ast.AST | None] = list(tree.body)
     while pending:
         node = pending.pop()
-        if is_test(node):
+        if node is None or is_test(node):
             continue
         if isinstance(node, ast.Call) and terminal(node.func) in BACKWARD_NAMES | HELPERS:
             return True
         if isinstance(node, ast.Attribute) and node.attr in BACKWARD_NAMES:
             return True
-        pending.extend(ast.iter_child_nodes(node))
+        push_children(node, pending)
     return False
 
 
