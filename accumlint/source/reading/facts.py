@@ -209,7 +209,7 @@ class Facts:
     @cached_property
     def written_names(self) -> frozenset[str]:
         """The methods of the file whose names stand as strings in it."""
-        texts = {node.value for node in ast.walk(self.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        texts = {node.value for node in walk(self.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
         return frozenset(texts & self.methods.keys())
 
     @cached_property

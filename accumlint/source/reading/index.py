@@ -254,7 +254,7 @@ class Index(Facts):
         """Whether a condition is about a remainder, itself or through a flag that the loop's body sets."""
         if self.has_modulo(test):
             return True
-        names = {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
+        names = {part.id for part in walk(test) if isinstance(part, ast.Name)}
         flags = (each for each in loop.body if isinstance(each, ast.Assign) and self.has_modulo(each.value))
         return any(terminal(target) in names for flag in flags for target in flag.targets)
 

@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Root, Value, key_of
+from accumlint.source.rehearsal.worlds import PERIOD
 from accumlint.weight import Factor, Quantity, Weight, add
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ WORLD_NAME = re.compile(
     r"world_size|num_processes|n_?gpus?$|num_gpus|dp_size|num_replicas|ddp_world|nprocs|(^|_)world$|dp_degree|data_parallel_size",
     re.IGNORECASE,
 )
-PERIOD = 5
 
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

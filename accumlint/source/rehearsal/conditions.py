@@ -369,11 +369,11 @@ def _is_main_guard(test: ast.expr) -> bool:
 def _calls_with(test: ast.expr, text: str) -> bool:
     """Whether a call in the test is given a number of that name."""
     name = text.rsplit(".", 1)[-1]
-    calls = [part for part in ast.walk(test) if isinstance(part, ast.Call)]
+    calls = [part for part in walk(test) if isinstance(part, ast.Call)]
     return any(
         terminal(part) == name
         for call in calls
         for given in (*call.args, *(one.value for one in call.keywords))
-        for part in ast.walk(given)
+        for part in walk(given)
         if isinstance(part, (ast.Name, ast.Attribute))
     )

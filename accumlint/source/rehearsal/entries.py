@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from accumlint.source.reading.facts import BACKWARD_NAMES, FunctionNode, terminal
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import push_children, walk
+from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.sieve import TEST_CLASS, TEST_NAME
 from accumlint.trace import Kind
 
@@ -31,17 +31,11 @@ def is_test(node: ast.AST) -> bool:
 
 def trains(tree: ast.Module) -> bool:
     """Whether some backward is called outside tests."""
-    pending: list[ast.AST | None] = list(tree.body)
-    while pending:
-        node = pending.pop()
-        if node is None or is_test(node):
-            continue
-        if isinstance(node, ast.Call) and terminal(node.func) in BACKWARD_NAMES | HELPERS:
-            return True
-        if isinstance(node, ast.Attribute) and node.attr in BACKWARD_NAMES:
-            return True
-        push_children(node, pending)
-    return False
+    return any(
+        (isinstance(node, ast.Call) and terminal(node.func) in BACKWARD_NAMES | HELPERS)
+        or (isinstance(node, ast.Attribute) and node.attr in BACKWARD_NAMES)
+        for node in walk(tree, is_test)
+    )
 
 
 def module_reaches(index: Index) -> bool:
@@ -69,39 +63,46 @@ def outermost(index: Index) -> list[FunctionNode]:
 
 def reached(index: Index, entry: FunctionNode) -> set[int]:
     """The ids of the backward calls that running a function can come to."""
-    pending, seen, found = [entry], {id(entry)}, set()
-    while pending:
-        function = pending.pop()
+    found: set[int] = set()
+    for function in _running(index, entry):
         found |= index.once(
             "backwards", function, lambda node: {id(part) for part in walk(node) if isinstance(part, ast.Call) and index.is_backward(part)}
         )
-        for callee in index.calls_of(function):
-            if id(callee) not in seen:
-                seen.add(id(callee))
-                pending.append(callee)
     return found
 
 
 def mentioned(index: Index, entry: FunctionNode) -> frozenset[str]:
     """The names that stand in a function and in those that it calls."""
-    pending, seen, found = [entry], {id(entry)}, set()
+    found: set[str] = set()
+    for function in _running(index, entry):
+        found |= index.once("mentioned", function, _names)
+    return frozenset(found)
+
+
+def _running(index: Index, entry: FunctionNode) -> Iterator[FunctionNode]:
+    """A function and those of the file that it calls, directly or not."""
+    pending, seen = [entry], {id(entry)}
     while pending:
         function = pending.pop()
-        found |= index.once("mentioned", function, _names)
+        yield function
         for callee in index.calls_of(function):
             if id(callee) not in seen:
                 seen.add(id(callee))
                 pending.append(callee)
-    return frozenset(found)
 
 
 def _names(node: ast.AST) -> set[str]:
-    found = {part.id if isinstance(part, ast.Name) else part.attr for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))}
-    return (
-        found
-        | {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
-        | {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
-    )
+    found: set[str] = set()
+    for part in walk(node):
+        if isinstance(part, ast.Name):
+            found.add(part.id)
+        elif isinstance(part, ast.Attribute):
+            found.add(part.attr)
+        elif isinstance(part, ast.arg):
+            found.add(part.arg)
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            found.add(part.value)
+    return found
 
 
 def _inside_tests(tree: ast.Module) -> Iterator[int]:

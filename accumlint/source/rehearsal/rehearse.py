@@ -134,13 +134,9 @@ class Rehearsal:
             self.entered |= machine.entered
             if machine.engines:
                 self.limits.append(f"a framework's engine does the backward: {machine.engines[0]}")
-                return None if self._engines_only(machine) else machine
+                return None
             return machine
         return None
-
-    @staticmethod
-    def _engines_only(machine: Machine) -> bool:
-        return True
 
     def _enter(self, machine: Machine) -> None:
         if self.entry is None:
