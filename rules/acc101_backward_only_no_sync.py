@@ -31,6 +31,8 @@ FSDP, FSDP2 and ZeRO read the flag in the backward: there a context around the b
 well where the flag set this late reaches the next forward and leaves the window's last micro-batch unsynchronised:
 that is ACC102, and it is worse.
 
+A backward of a framework's engine (`accelerator.backward`, `engine.backward`) is not rehearsed yet.
+
 ## References
 - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (`no_sync`: the forward
   pass has to be inside the context)

@@ -39,6 +39,7 @@ As many updates as backwards, while the loss that enters the backward carries 1/
 - Several losses of one micro-batch share the division, or one backward goes through the summed losses of several.
 - The step is taken in a gradient hook (ACC315).
 - `accumulate` calls stand in branches that exclude each other.
+- The backward is that of a framework's engine (`accelerator.backward`, `engine.backward`): such loops are not rehearsed yet.
 
 ## References
 - Accelerate, "Performing gradient accumulation": https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation
