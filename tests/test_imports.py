@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CORE = {"trace", "weight", "findings", "rule", "judge", "config"}
+CORE = {"trace", "weight", "findings", "rule", "judge", "config", "verdict"}
 MAY = {
     "core": {"core"},
     "rules": {"core", "rules"},

@@ -1,0 +1,1 @@
+"""Measures a short run: what the probes record in the ranks, and what the controller makes of it."""

@@ -1,0 +1,1 @@
+"""What is hooked in a rank, one module a part of torch. Each has `install(recorder, patches)`."""

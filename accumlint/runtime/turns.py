@@ -1,0 +1,143 @@
+"""In which turn of which loops the user's code is: read from the loops' own variables.
+
+Python shows no iterator of a running loop, but the variables that it sets: a counter or an epoch that has changed is a
+new turn, a counter that has started anew a new pass. Where a loop sets nothing that can be read, its turns are not told apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, FrameType
+
+PLAIN = (int, str, bool)
+SNAPSHOTS = {"locals", "vars"}  # a function that takes its variables as a dict holds the very one that reading them changes
+MAX_SIZE = 2_000_000  # bytes of a file that is read for its loops
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A `for` or `while` statement, and the variables that its head sets."""
+
+    line: int
+    end_line: int
+    names: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _State:
+    """Where a loop was last seen."""
+
+    parent: tuple[tuple[int, int], ...]
+    frame: int
+    values: tuple[object, ...]
+    index: int = 0
+    entry: int = 0
+
+
+class Turns:
+    """The loops that have been seen running."""
+
+    def __init__(self) -> None:
+        self._states: dict[tuple[str, int], _State] = {}
+
+    def of(self, frames: list[FrameType]) -> list[list[int]]:
+        """For each loop around the innermost frame, outermost first: its line, the turn's index, how often it was entered before, 1
+        where its head takes more than plain values (a batch), and the value of its counter, -1 without one."""
+        found: list[list[int]] = []
+        parent: tuple[tuple[int, int], ...] = ()
+        for frame in reversed(frames):
+            loops = enclosing(frame)
+            if not loops:
+                continue
+            values = _values(frame, loops)
+            for loop in loops:
+                seen = tuple(values.get(name) for name in loop.names)
+                state = self._seen((frame.f_code.co_filename, loop.line), parent, id(frame), seen)
+                found.append([loop.line, state.index, state.entry, int(any(isinstance(value, tuple) for value in seen)), _counter(seen)])
+                parent = (*parent, (state.index, state.entry))
+        return found
+
+    def _seen(self, key: tuple[str, int], parent: tuple[tuple[int, int], ...], frame: int, values: tuple[object, ...]) -> _State:
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = _State(parent, frame, values)
+        elif state.parent != parent or state.frame != frame or _starts_anew(state.values, values):
+            state.parent, state.frame, state.values = parent, frame, values
+            state.index, state.entry = 0, state.entry + 1
+        elif state.values != values:
+            state.values = values
+            state.index += 1
+        return state
+
+
+def _counter(values: tuple[object, ...]) -> int:
+    return next((value for value in values if type(value) is int), -1)
+
+
+def _starts_anew(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
+    """Whether a counter has gone back."""
+    pairs = [(one, other) for one, other in zip(before, now, strict=False) if type(one) is int and type(other) is int]
+    return bool(pairs) and pairs[0][1] < pairs[0][0]
+
+
+def _values(frame: FrameType, loops: tuple[Loop, ...]) -> dict[str, object]:
+    """The plain values of the loops' variables, and of others which object it is; nothing of the frame is kept."""
+    names = {name for loop in loops for name in loop.names}
+    if not names or SNAPSHOTS & set(frame.f_code.co_names):
+        return {}
+    variables = frame.f_locals
+    found = {
+        name: value if isinstance(value, PLAIN) else ("object", id(value)) for name in names if (value := variables.get(name)) is not None
+    }
+
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict:
+        # Before Python 3.13 this is a copy that the frame would keep, and with it every tensor in it.
+        variables.clear()
+    return found
+
+
+def enclosing(frame: FrameType) -> tuple[Loop, ...]:
+    """The loops of the frame's function around its current line, outermost first."""
+    line = frame.f_lineno
+    return tuple(loop for loop in _loops(frame.f_code) if loop.line < line <= loop.end_line)
+
+
+@lru_cache(maxsize=1024)
+def _loops(code: CodeType) -> tuple[Loop, ...]:
+    body = _functions(code.co_filename).get((code.co_name, code.co_firstlineno), ())
+    return tuple(sorted(body, key=lambda loop: (loop.line, -loop.end_line)))
+
+
+@lru_cache(maxsize=256)
+def _functions(path: str) -> dict[tuple[str, int], tuple[Loop, ...]]:
+    """The loops of every function of a file, and of its top level."""
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read(MAX_SIZE))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return {}
+    found: dict[tuple[str, int], tuple[Loop, ...]] = {("<module>", line): tuple(_own(tree)) for line in (0, 1)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            found[node.name, first] = tuple(_own(node))
+    return found
+
+
+def _own(scope: ast.AST) -> list[Loop]:
+    found: list[Loop] = []
+    waiting = list(ast.iter_child_nodes(scope))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            names = tuple(each.id for each in ast.walk(node.target) if isinstance(each, ast.Name))
+            found.append(Loop(node.lineno, node.end_lineno or node.lineno, names))
+        elif isinstance(node, ast.While):
+            found.append(Loop(node.lineno, node.end_lineno or node.lineno, ()))
+        waiting += ast.iter_child_nodes(node)
+    return found
