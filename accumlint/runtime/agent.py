@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 
+from accumlint.runtime import children
 from accumlint.runtime.factors import Factors
 from accumlint.runtime.patches import Patches
+from accumlint.runtime.rankreport import report_of
 from accumlint.runtime.recorder import Recorder
 from accumlint.runtime.settings import Settings
+from accumlint.runtime.stop import Stopper
 
 # In this order: those that only describe come before those that read what they have described.
 PROBES = ("optimizer", "amp", "gradients", "data", "ddp", "fsdp", "loss", "forward")
@@ -25,3 +28,15 @@ def start(settings: Settings) -> Recorder:
     recorder.listeners.append(Factors(recorder))
     recorder.on_release(patches.undo)
     return recorder
+
+
+def observe(settings: Settings) -> Stopper:
+    """Observes this process as one of a run, to its end: what was recorded goes to the controller."""
+    recorder = start(settings)
+    stopper = Stopper(recorder, report_of)
+    recorder.stopper = stopper
+    patches = Patches()
+    children.install(recorder, stopper, patches)
+    recorder.on_release(patches.undo)
+    stopper.start()
+    return stopper

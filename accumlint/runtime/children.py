@@ -1,0 +1,96 @@
+"""What happens around a rank: workers of loaders stay silent, processes that are started as ranks report, their parents stop too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from accumlint.runtime.patches import Patches
+from accumlint.runtime.recorder import Recorder
+
+if TYPE_CHECKING:
+    from accumlint.runtime.stop import Stopper
+
+Function = Callable[..., Any]
+
+
+def install(recorder: Recorder, stopper: Stopper, patches: Patches) -> None:
+    """Follows the processes that this one starts, or that it is."""
+    import multiprocessing.process
+
+    import torch
+    from torch.utils.data._utils import worker
+
+    patches.replace(worker, "_worker_loop", lambda original: _silent(recorder, original))
+    process = multiprocessing.process.BaseProcess
+    patches.replace(process, "run", lambda original: _observed(stopper, original))
+    patches.replace(process, "_bootstrap", lambda original: _farewell(stopper, original))
+    patches.replace(process, "join", lambda original: _followed(stopper, original))
+    if torch.distributed.is_available():
+        # Functions are looked up in both places.
+        for owner in (torch.distributed.distributed_c10d, torch.distributed):
+            patches.replace(owner, "init_process_group", lambda original: _reborn(recorder, stopper, original))
+    os.register_at_fork(after_in_child=stopper.forked)
+
+
+def _silent(recorder: Recorder, original: Function) -> Function:
+    def worker_loop(*arguments: Any, **options: Any) -> Any:
+        recorder.active = False
+        return original(*arguments, **options)
+
+    return worker_loop
+
+
+def _observed(stopper: Stopper, original: Function) -> Function:
+    """An error in a process of multiprocessing is swallowed further up, or exchanged for an exit status."""
+
+    def run(this: Any) -> Any:
+        try:
+            return original(this)
+        except Exception as error:
+            stopper.failed(error)
+            raise
+        except SystemExit as error:
+            if error.code and isinstance(error.__context__, Exception):
+                stopper.failed(error.__context__)
+            raise
+
+    return run
+
+
+def _farewell(stopper: Stopper, original: Function) -> Function:
+    """A process of multiprocessing may end without the interpreter's usual exit."""
+
+    def bootstrap(this: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return original(this, *arguments, **options)
+        finally:
+            stopper.script_ended()
+
+    return bootstrap
+
+
+def _followed(stopper: Stopper, original: Function) -> Function:
+    def join(this: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(this, *arguments, **options)
+        stopper.child_joined(this)
+        return result
+
+    return join
+
+
+def _reborn(recorder: Recorder, stopper: Stopper, original: Function) -> Function:
+    """A forked process that joins a group is a rank, and starts afresh; what it inherited belongs to its parent."""
+
+    def init_process_group(*arguments: Any, **options: Any) -> Any:
+        if stopper.is_forked and stopper.successor is None:
+            try:
+                from accumlint.runtime import agent
+
+                stopper.successor = agent.observe(recorder.settings)
+            except Exception as error:
+                recorder.trouble(f"a forked rank: {type(error).__name__}: {error}")
+        return original(*arguments, **options)
+
+    return init_process_group

@@ -1,0 +1,1 @@
+"""The folder that an observed run has in front of its PYTHONPATH."""
