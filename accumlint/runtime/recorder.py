@@ -70,6 +70,9 @@ class Listener:
     def window_closes(self, row: Row) -> None:
         """After a real update; `row` is its STEP. Waiting for the device is allowed."""
 
+    def settled(self) -> None:
+        """What was kept on the devices has been read."""
+
     def release(self) -> None:
         """The probes are taken out; let go of everything."""
 
@@ -198,6 +201,7 @@ class Recorder:
                 numbers[key] = None
                 self.trouble(f"{key}: {type(error).__name__}: {error}")
         self.settled = len(self.rows)
+        self.tell("settled")
 
     def on_release(self, action: Callable[[], None]) -> None:
         self._releases.append(action)

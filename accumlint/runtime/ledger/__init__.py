@@ -1,0 +1,1 @@
+"""The weight of every valid target, read from the loss functions that a run calls."""

@@ -1,0 +1,235 @@
+"""The ledger: for each backward, with which coefficient the units of each loss enter it.
+
+A hook on the node of a recorded loss reads the upstream gradient, which is exact for any arithmetic between the loss and the
+backward. What is not recorded shows in the sum of upstream times loss, which then falls short of the root's value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from accumlint.runtime.ledger.graph import MARK, Found, Operand, scalar, search
+from accumlint.runtime.ledger.units import MEAN, NONE, REDUCTIONS, Units
+from accumlint.runtime.recorder import Listener, Recorder, Row
+from accumlint.trace import Kind
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+COARSE = 1e-3  # a tolerance above it proves nothing while something unknown was met
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of a loss function. It lives as long as the graph that it is in, and holds nothing of it."""
+
+    row: int
+    name: str
+    reduction: int
+    units: Units
+    value: Any  # a copy of the loss
+    readable: bool  # no saved-tensor hooks were active
+    entries: int  # how often such hooks had been entered
+
+
+@dataclass(slots=True)
+class Entry:
+    """A loss in a backward. `packed`: units, smallest and largest coefficient, upstream times loss."""
+
+    call: Call
+    packed: Any
+
+
+@dataclass(slots=True)
+class Sheet:
+    """One backward."""
+
+    row: Row
+    found: Found
+    root: Any  # a number on the device
+    tolerance: float
+    seeds: list[Operand] | None
+    entries: list[Entry] = field(default_factory=list)
+    read: dict[str, Any] = field(default_factory=dict)
+
+
+class Ledger(Listener):
+    """Keeps the books of all backwards of a process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.sheet: Sheet | None = None
+        self.hooks_entered = 0  # saved-tensor hooks, outside of backwards
+        self._finished: list[Sheet] = []
+
+    def enter(self, name: str, reduction: int, units: Units, output: Any, readable: bool) -> None:
+        """Records a call of a loss function whose output has a graph."""
+        node, number = output.grad_fn, output.output_nr
+        row = self.recorder.event(Kind.LOSS)
+        row.numbers.update(name=name, reduction=REDUCTIONS[reduction])
+        with torch.no_grad():
+            call = Call(row.index, name, reduction, units, output.detach().clone(), readable, self.hooks_entered)
+        node.metadata.setdefault(MARK, {})[number] = call
+
+        def upstream(gradients: tuple[Any, ...]) -> None:
+            self._receive(call, gradients[number])
+
+        node.register_prehook(upstream)
+
+    def _receive(self, call: Call, gradient: Any) -> None:
+        sheet = self.sheet
+        if gradient is None or sheet is None or self.recorder.in_backward is not sheet.row:
+            return  # torch.autograd.grad, or a backward that was not seen
+        try:
+            with torch.no_grad():
+                sheet.entries.append(Entry(call, _packed(call, gradient.detach())))
+        except Exception as error:
+            self.recorder.trouble(f"loss: {type(error).__name__}: {error}")
+
+    def backward_begins(self, row: Row, roots: tuple[Any, ...], seeds: Any) -> None:
+        self.sheet = None
+        roots = tuple(root for root in roots if root.requires_grad)
+        if not roots:
+            return
+        given = _seeds(roots, seeds)
+        found = search(roots, self._readable)
+        tolerance = max(TOLERANCES.get(root.dtype, 2e-2) for root in roots)
+        with torch.no_grad():
+            value = torch.stack([_dot(root.detach(), seed) for root, seed in zip(roots, given, strict=True)]).sum()
+        self.sheet = Sheet(row, found, value, tolerance, _as_operands(given))
+
+    def _readable(self, call: Call) -> bool:
+        return call.readable and call.entries == self.hooks_entered
+
+    def backward_ends(self, row: Row) -> None:
+        sheet, self.sheet = self.sheet, None
+        if sheet is None or sheet.row is not row:
+            return
+        with torch.no_grad():
+            for number, entry in enumerate(sheet.entries):
+                self.recorder.later(sheet.read, f"loss{number}", entry.packed)
+                for position, (_, value) in enumerate(self._operands(sheet, entry) or ()):
+                    if not isinstance(value, float):
+                        self.recorder.later(sheet.read, f"operand{number}.{position}", value)
+            self.recorder.later(sheet.read, "root", sheet.root)
+        sheet.root = None
+        self._finished.append(sheet)
+
+    def _operands(self, sheet: Sheet, entry: Entry) -> list[Operand] | None:
+        way = sheet.found.ways.get(id(entry.call))
+        if way is None or way.operands is None or sheet.seeds is None:
+            return None
+        return way.operands + sheet.seeds
+
+    def settled(self) -> None:
+        """The numbers have arrived."""
+        finished, self._finished = self._finished, []
+        for sheet in finished:
+            sheet.row.numbers["losses"] = [self._account(sheet, number, entry) for number, entry in enumerate(sheet.entries)]
+            covered, why = coverage(sheet)
+            sheet.row.numbers["covered"] = covered
+            if why:
+                sheet.row.numbers["why"] = why
+
+    def _account(self, sheet: Sheet, number: int, entry: Entry) -> dict[str, Any]:
+        units, low, high, _ = sheet.read[f"loss{number}"] or [math.nan] * 4
+        operands = self._operands(sheet, entry)
+        if operands is not None:
+            operands = [(name, sheet.read.get(f"operand{number}.{position}", value)) for position, (name, value) in enumerate(operands)]
+        return {
+            "call": entry.call.row,
+            "name": entry.call.name,
+            "reduction": REDUCTIONS[entry.call.reduction],
+            "units": units,
+            "low": low,
+            "high": high,
+            "elements": entry.call.units.elements,
+            "sequences": entry.call.units.sequences,
+            "operands": None if operands is None else [list(operand) for operand in operands],
+        }
+
+    def release(self) -> None:
+        self.sheet = None
+        self._finished.clear()
+
+
+def coverage(sheet: Sheet) -> tuple[bool | None, str]:
+    """Whether the recorded losses are all that the backward went through, and what speaks against it."""
+    if not sheet.entries:
+        return False, f"no recorded loss: the backward begins at {_names(sheet.found)}"
+    if sheet.found.complete:
+        return True, ""
+    root = sheet.read.get("root")
+    parts = [(sheet.read.get(f"loss{number}") or [math.nan])[-1] for number in range(len(sheet.entries))]
+    explained = sum(parts)
+    if root is None or not math.isfinite(root) or not math.isfinite(explained):
+        return None, f"the loss is not finite, and {_names(sheet.found)} was met"
+    size = max(abs(root), *(abs(part) for part in parts))
+    if abs(explained - root) > sheet.tolerance * size:
+        return False, f"{_names(sheet.found)} is no recorded loss: the recorded ones explain {explained:.6g} of {root:.6g}"
+    if sheet.tolerance > COARSE:
+        return None, f"{_names(sheet.found)} was met, and the precision of {root:.6g} cannot tell what it adds"
+    return True, ""
+
+
+def wide(tensor: Any) -> Any:
+    """In the widest format of the device."""
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
+def _packed(call: Call, gradient: Any) -> Any:
+    upstream, units, value = wide(gradient), call.units, wide(call.value)
+    count = torch.as_tensor(units.count, device=upstream.device).to(upstream.dtype)
+    if call.reduction == NONE:
+        count, low, high = _spread(upstream, units)
+    else:
+        over = count if call.reduction == MEAN else 1
+        low = high = torch.where(count > 0, upstream.sum() / over, torch.zeros_like(count))
+    product = torch.where(upstream != 0, upstream * value, torch.zeros_like(upstream)).sum()
+    return torch.stack([count, low, high, product])
+
+
+def _spread(upstream: Any, units: Units) -> tuple[Any, Any, Any]:
+    """Units with an upstream gradient, and the smallest and largest coefficient among them."""
+    counts = upstream != 0
+    if units.valid is not None:
+        counts = counts & units.valid
+    each = None if units.each is None else wide(units.each)
+    if units.factor is not None:
+        counts, upstream = units.factor != 0, upstream / wide(units.factor)
+    elif each is not None:
+        counts = counts & (each != 0)
+    number = (counts if each is None else torch.where(counts, each, torch.zeros_like(each))).sum().to(upstream.dtype)
+    if not upstream.numel():
+        return number, number, number
+    some = counts.any()
+    low = torch.where(counts, upstream, torch.full_like(upstream, math.inf)).amin()
+    high = torch.where(counts, upstream, torch.full_like(upstream, -math.inf)).amax()
+    zero = torch.zeros_like(low)
+    return number, torch.where(some, low, zero), torch.where(some, high, zero)
+
+
+def _seeds(roots: tuple[Any, ...], seeds: Any) -> list[Any]:
+    if seeds is None or isinstance(seeds, torch.Tensor):
+        return [seeds] * len(roots)
+    given = list(seeds)
+    return given if len(given) == len(roots) else [None] * len(roots)
+
+
+def _dot(root: Any, seed: Any) -> Any:
+    value = wide(root)
+    return (value if seed is None else value * wide(seed.detach())).sum()
+
+
+def _as_operands(seeds: list[Any]) -> list[Operand] | None:
+    """A gradient given to the backward, as the last scalar of the way."""
+    if all(seed is None for seed in seeds):
+        return []
+    value = scalar(seeds[0]) if len(seeds) == 1 else None
+    return None if value is None else [] if value == 1.0 else [("mul", value)]
+
+
+def _names(found: Found) -> str:
+    return ", ".join(found.unknown) or "an unknown operation"
