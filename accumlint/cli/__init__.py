@@ -17,6 +17,7 @@ COMMANDS = {
     "check": "Lint files and folders (the default command).",
     "rule": "Show the page of a rule, or of all.",
     "show": "Draw the rehearsed windows of every training loop of a file.",
+    "verify": "Measure a short run of a training script.",
 }
 USAGE = 2
 INTERRUPTED = 130

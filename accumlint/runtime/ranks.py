@@ -11,6 +11,8 @@ from typing import Any
 from accumlint.runtime import mailbox, processes
 from accumlint.runtime.mailbox import FINAL, Mailbox
 
+TOGETHER = 1.0  # seconds within which two ends are one
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -50,6 +52,7 @@ class Watch:
         self._status: dict[int, int] = {}
         self._stamps: dict[int, tuple[int, int]] = {}
         self._died: dict[int, Rank] = {}
+        self._failed_at: float | None = None
         self._moved_at = clock()
 
     def look(self) -> None:
@@ -58,10 +61,12 @@ class Watch:
             self._read(name)
         for pid in self._ranks:
             self._look_at(pid)
-        if not self._died and not self.failed:
-            for pid, rank in self._ranks.items():
-                if pid not in self._alive and self._vanished(pid):
-                    self._died[pid] = rank
+        now = self._clock()
+        if self.failed and self._failed_at is None:
+            self._failed_at = now
+        # Peers of a rank that vanishes fail at once, and may say so before it is noticed; what vanishes long after an error is its victim.
+        if not self._died and (self._failed_at is None or now - self._failed_at < TOGETHER):
+            self._died = {pid: rank for pid, rank in self._ranks.items() if pid not in self._alive and self._vanished(pid)}
 
     def _read(self, name: str) -> None:
         path = self._box.path(name)
@@ -127,6 +132,11 @@ class Watch:
         return "error" in self._ended.values()
 
     @property
+    def moved(self) -> bool:
+        """Whether a rank has had an event."""
+        return any(rank.events for rank in self._ranks.values())
+
+    @property
     def idle(self) -> float:
         """Seconds since something moved."""
         return self._clock() - self._moved_at
@@ -135,7 +145,9 @@ class Watch:
         return mailbox.read_text(self._box.stack(rank.pid)) or mailbox.read_text(self._box.terminated(rank.pid))
 
     def with_stack(self, rank: Rank) -> Rank:
-        return replace(self._ranks.get(rank.pid, rank), stack=self.stack_of(rank), status=self._status.get(rank.pid))
+        rank = self._ranks.get(rank.pid, rank)
+        updates = max(rank.updates, int(mailbox.read(self._box.report(rank.pid)).get("updates", 0)))
+        return replace(rank, updates=updates, stack=self.stack_of(rank), status=self._status.get(rank.pid))
 
 
 def _rank(table: dict[str, Any]) -> Rank:

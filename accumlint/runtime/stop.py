@@ -230,7 +230,7 @@ class Stopper:
         """Puts what came over the store into the folder, under names of its own."""
         for number, data in enumerate(met.reports):
             mailbox.write_bytes(self.mailbox.report(f"sent-{number}"), data, to_disk=True)
-        if met.absent:
+        if met.absent and self._final == "updates":
             self._write(self._final, absent=list(met.absent))
 
     def _data(self) -> bytes:
@@ -288,6 +288,7 @@ def described(error: BaseException) -> dict[str, Any]:
     """An error as plain data: type, message, traceback, and the innermost line of the user's own code."""
     place = _place(error.__traceback__)
     return {
+        "time": time.time(),  # the first error of a run is the cause of the others
         "type": type(error).__name__,
         "message": str(error),
         "text": "".join(traceback.format_exception(type(error), error, error.__traceback__)),

@@ -21,6 +21,7 @@ from accumlint.runtime.ranks import Rank, Watch
 POLL = 0.1  # seconds
 FAREWELL = 3.0  # seconds for stacks and last reports
 AFTER_DEATH = 5.0  # seconds for the launcher to notice that a rank is gone
+STARTUP = 60.0  # seconds that a program has for its first event at least
 LINGER = 2.0  # seconds for what the program leaves running when it has ended
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -143,9 +144,15 @@ class _Supervisor:
                 self._ask_for_stacks()
             if died_at is not None and time.monotonic() - died_at > AFTER_DEATH:
                 return Ending.DIED
-            if self._watch.idle > self._launch.settings.timeout:
+            if self._watch.idle > self._patience:
                 return self._stalled()
             time.sleep(POLL)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without progress that are borne; starting up takes its time whatever the time-out."""
+        timeout = self._launch.settings.timeout
+        return timeout if self._watch.moved else max(timeout, STARTUP)
 
     def _after_program(self, code: int) -> Ending | None:
         """The program is gone; ranks that still run were left behind."""

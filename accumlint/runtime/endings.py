@@ -1,0 +1,113 @@
+"""How a run ended, in words: one sentence for the run, one entry for each rank."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from accumlint.runtime.ranks import Rank
+from accumlint.runtime.supervise import Ending, Outcome
+from accumlint.verdict import RankEnd
+
+
+def problem(outcome: Outcome, steps: int) -> str:
+    """Why the run is not what was asked for, "" where it is. `steps` is the number of updates asked for."""
+    absent = sorted({rank for report in outcome.reports for rank in report.get("absent") or ()})
+    if outcome.ending is Ending.UPDATES:
+        return f"{_named(absent)} did not come to the end of update {steps}." if absent else ""
+    if outcome.ending is Ending.SCRIPT:
+        return f"The script ended after {_updates(_least(outcome))}; {steps} were asked for."
+    if outcome.ending is Ending.ERROR:
+        return _error(outcome)
+    if outcome.ending is Ending.DIED:
+        return f"{_ranks(outcome.missing)} vanished{_how(outcome.missing)} {_where(outcome.missing)}."
+    if outcome.ending is Ending.STALLED:
+        return _stalled(outcome)
+    if outcome.ending is Ending.LAUNCHER:
+        return f"The program was ended from outside{by_signal(outcome.signal)}; its ranks were ended with it."
+    if outcome.ending is Ending.INTERRUPTED:
+        return f"The run was interrupted{by_signal(outcome.interrupted_by)}."
+    return "No process that trains with PyTorch was seen: none was started, or Python ran isolated (-I, -E, -S) or with another PYTHONPATH."
+
+
+def rank_ends(outcome: Outcome) -> tuple[RankEnd, ...]:
+    """How each rank that was seen ended, in order."""
+    missing = {rank.pid: rank for rank in outcome.missing}
+    kind = "died" if outcome.ending is Ending.DIED else "stalled"
+    ends = [_end(report, missing.pop(report.get("pid", 0), None), kind) for report in outcome.reports]
+    ends += [RankEnd(rank.rank, rank.updates, kind, _how([rank]).strip(), rank.stack) for rank in missing.values()]
+    return tuple(sorted(ends, key=lambda end: end.rank))
+
+
+def first_error(outcome: Outcome) -> dict[str, Any] | None:
+    """The error of the script that came first: those of other ranks follow from it."""
+    errors = [report["error"] for report in outcome.reports if report.get("error")]
+    return min(errors, key=lambda error: error.get("time", 0.0), default=None)
+
+
+def by_signal(number: int | None) -> str:
+    """The signal's name, as the end of a clause."""
+    if number is None:
+        return ""
+    try:
+        return f" by {signal.Signals(number).name}"
+    except ValueError:
+        return f" by signal {number}"
+
+
+def _end(report: dict[str, Any], missing: Rank | None, kind: str) -> RankEnd:
+    rank, updates = int(report.get("rank", 0)), int(report.get("updates", 0))
+    if missing is not None:
+        return RankEnd(rank, max(updates, missing.updates), kind, _how([missing]).strip(), missing.stack or report.get("stack", ""))
+    error = report.get("error") or {}
+    detail = f"{error.get('type')}: {error.get('message')}" if error else ""
+    return RankEnd(rank, updates, str(report.get("ended", "")), detail, report.get("stack", ""))
+
+
+def _error(outcome: Outcome) -> str:
+    error = first_error(outcome)
+    if error is not None:
+        return f"The script failed with {error['type']}: {error['message'] or 'no message'} ({error['file']}:{error['line']})."
+    if outcome.signal is not None:
+        return f"The script was ended{by_signal(outcome.signal)}."
+    return f"The script failed with exit status {outcome.code}."
+
+
+def _stalled(outcome: Outcome) -> str:
+    if not outcome.missing:
+        return "There was no progress within the time-out, and no rank that could say why."
+    return f"There was no progress within the time-out: {_ranks(outcome.missing)} {_where(outcome.missing)}."
+
+
+def _where(ranks: Sequence[Rank]) -> str:
+    """How far they had come."""
+    if not ranks:
+        return "before the first update"
+    least = min(ranks, key=lambda rank: (rank.updates, rank.micro_batches))
+    return f"in update {least.updates + 1}" + (f", after {least.last}" if least.last else "")
+
+
+def _how(ranks: Sequence[Rank]) -> str:
+    status = next((rank.status for rank in ranks if rank.status is not None), None)
+    if status is None:
+        return ""
+    return by_signal(-status) if status < 0 else f" with exit status {status}"
+
+
+def _ranks(ranks: Sequence[Rank]) -> str:
+    return _named(sorted({rank.rank for rank in ranks}))
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "A rank"
+    return ("Rank " if len(ranks) == 1 else "Ranks ") + ", ".join(map(str, ranks))
+
+
+def _least(outcome: Outcome) -> int:
+    return min((int(report.get("updates", 0)) for report in outcome.reports), default=0)
+
+
+def _updates(number: int) -> str:
+    return f"{number} update" if number == 1 else f"{number} updates"
