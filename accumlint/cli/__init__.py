@@ -18,6 +18,7 @@ COMMANDS = {
     "rule": "Show the page of a rule, or of all.",
     "show": "Draw the rehearsed windows of every training loop of a file.",
     "verify": "Measure a short run of a training script.",
+    "doctor": "Check what this machine's torch lets verify observe.",
 }
 USAGE = 2
 INTERRUPTED = 130

@@ -1,0 +1,157 @@
+"""Examines this machine: the experiment with its known outcome, and what there is to observe."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accumlint.runtime.doctor.outcome import Case, judge
+from accumlint.runtime.doctor.points import FRAMEWORKS, POINTS
+from accumlint.runtime.doctor.processes import NotRunError, Process, finish, scratch
+
+RANKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """The experiment as it was run; `failure` says why it has no cases, `seconds` include the start of the ranks."""
+
+    backend: str
+    device: str
+    cases: tuple[Case, ...]
+    seconds: float
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What `accumlint doctor` found. `torch` is what the inspection of torch said."""
+
+    torch: Mapping[str, Any]
+    experiment: Experiment
+    frameworks: Mapping[str, str]
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """What is not as it must be, a sentence each."""
+        wrong = [f"{case.expected.name}: {each}" for case in self.experiment.cases for each in case.deviations]
+        missing = [point for point in POINTS if point.needed and not self.has(point.names)]
+        return (*wrong, *(f"this torch has no {point.names[0]}: not observed are {point.without}" for point in missing))
+
+    @property
+    def status(self) -> int:
+        """0 all as expected, 1 something deviates, 3 the experiment could not be run."""
+        if self.experiment.failure:
+            return 3
+        return 1 if self.deviations else 0
+
+    def has(self, names: Sequence[str]) -> bool:
+        return any(name in self.torch["found"] for name in names)
+
+
+def torch_is_installed() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def examine(device: str, timeout: float) -> Examination:
+    """Inspects torch and runs the experiment, each in processes of their own.
+
+    `device` is "auto", "cpu" or "cuda", `timeout` in seconds for either part. Raises NotRunError when torch cannot be
+    inspected: when it cannot be imported, or there is no such device.
+    """
+    with scratch() as folder:
+        inspection = inspect(folder, timeout)
+        cards = len(inspection["devices"])
+        if device == "cuda" and not cards:
+            raise NotRunError("There is no CUDA device here; `--device cpu` runs the experiment on the CPU.")
+        chosen = "cuda" if device == "cuda" or (device == "auto" and cards >= RANKS) else "cpu"
+        nccl = chosen == "cuda" and cards >= RANKS and inspection["backends"].get("nccl", False)
+        return Examination(inspection, experiment(folder, "nccl" if nccl else "gloo", chosen, timeout), frameworks())
+
+
+def inspect(folder: Path, timeout: float) -> dict[str, Any]:
+    """What torch has; raises NotRunError when it cannot be imported."""
+    process = Process(folder, "inspection", ["inspection.py"])
+    try:
+        process.send(json.dumps([name for point in POINTS for name in point.names]))
+    finally:
+        finish([process], timeout)
+    answer: dict[str, Any] = json.loads(process.output.strip().splitlines()[-1])
+    return answer
+
+
+def experiment(folder: Path, backend: str, device: str, timeout: float) -> Experiment:
+    """Runs the two ranks; a failure is told in the result."""
+    common = ["--store", "rendezvous", "--backend", backend, "--device", device, "--timeout", str(timeout), "--lifeline"]
+    started, processes = time.monotonic(), []
+    try:
+        try:
+            for rank in range(RANKS):
+                arguments = ["experiment.py", "--rank", str(rank), "--out", f"rank-{rank}.json", *common]
+                processes.append(Process(folder, f"rank {rank}", arguments))
+        finally:
+            finish(processes, timeout)
+        results = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+        return Experiment(backend, device, judge(results), time.monotonic() - started)
+    except NotRunError as error:
+        return Experiment(backend, device, (), time.monotonic() - started, str(error))
+
+
+def frameworks() -> dict[str, str]:
+    """The frameworks that are installed, with their versions."""
+    found = {}
+    for name in FRAMEWORKS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def document(examination: Examination) -> dict[str, Any]:
+    """The examination as data for JSON and for the report."""
+    run = examination.experiment
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "torch": {name: examination.torch[name] for name in ("version", "cuda", "backends", "devices")},
+        "experiment": {
+            "backend": run.backend,
+            "device": run.device,
+            "seconds": round(run.seconds, 2),
+            "failure": run.failure or None,
+            "cases": [_case(case) for case in run.cases],
+        },
+        "hook_points": [
+            {"names": list(point.names), "found": examination.has(point.names), "needed": point.needed, "without": point.without}
+            for point in POINTS
+        ],
+        "frameworks": [
+            {"name": name, "version": examination.frameworks.get(name), "observed": observed} for name, observed in FRAMEWORKS.items()
+        ],
+        "deviations": list(examination.deviations),
+        "status": examination.status,
+    }
+
+
+def _case(case: Case) -> dict[str, Any]:
+    return {
+        "name": case.expected.name,
+        "description": case.expected.says,
+        "hook_calls": list(case.calls),
+        "expected_hook_calls": case.expected.calls,
+        "right": case.expected.right,
+        "gradient_max_abs_error": case.gradient_error,
+        "weight_max_abs_error": case.weight_error,
+        "between_ranks": case.between_ranks,
+        "deviations": list(case.deviations),
+    }
