@@ -265,6 +265,7 @@ class Trace:
     followed: bool = True
     judges_tail: bool = True
     limits: tuple[str, ...] = ()  # what could not be followed, and why
+    measured: bool = False  # seen in a run, not in a rehearsal
 
     def fact(self, name: str) -> Evidence | None:
         """The first piece of evidence of that name."""

@@ -109,7 +109,8 @@ def _message(finding: Finding) -> str:
 def _flow(finding: Finding, root: Path) -> dict[str, Any]:
     """The window, event by event."""
     steps = [_step(event, order, event.index in finding.guilty, root) for order, event in enumerate(finding.events, 1)]
-    return {"message": {"text": "The window, as rehearsed."}, "threadFlows": [{"locations": steps}]}
+    how = "measured" if finding.trace is not None and finding.trace.measured else "rehearsed"
+    return {"message": {"text": f"The window, as {how}."}, "threadFlows": [{"locations": steps}]}
 
 
 def _step(event: Event, order: int, is_guilty: bool, root: Path) -> dict[str, Any]:

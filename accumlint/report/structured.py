@@ -15,14 +15,15 @@ from accumlint.trace import Event, Place
 
 
 def as_json(findings: Sequence[Finding], rules: Rules, sources: Sources, *, width: int, color: bool, root: Path) -> str:
-    return json.dumps([_item(finding, rules, root) for finding in findings], indent=2) + "\n"
+    return json.dumps([item(finding, rules, root) for finding in findings], indent=2) + "\n"
 
 
 def as_json_lines(findings: Sequence[Finding], rules: Rules, sources: Sources, *, width: int, color: bool, root: Path) -> str:
-    return "".join(json.dumps(_item(finding, rules, root)) + "\n" for finding in findings)
+    return "".join(json.dumps(item(finding, rules, root)) + "\n" for finding in findings)
 
 
-def _item(finding: Finding, rules: Rules, root: Path) -> dict[str, Any]:
+def item(finding: Finding, rules: Rules, root: Path) -> dict[str, Any]:
+    """One finding, as JSON values."""
     return {
         "code": finding.code,
         "name": name(finding, rules),

@@ -24,7 +24,7 @@ MAX_TEXT = 110  # a paragraph wider than this is hard to read; a timeline is not
 
 def concise(findings: Sequence[Finding], rules: Rules, sources: Sources, *, width: int, color: bool, root: Path) -> str:
     """A line a finding, never wrapped: editors and grep read it."""
-    lines = [_concise(finding, rules, root) for finding in findings]
+    lines = [in_one_line(finding, rules, root) for finding in findings]
     return paint([*lines, _footer(findings, rules)], color=color) + "\n"
 
 
@@ -32,7 +32,7 @@ def full(findings: Sequence[Finding], rules: Rules, sources: Sources, *, width: 
     """A block a finding: what is wrong, where, the window with the guilty event marked, what to write instead."""
     lines: list[Line] = []
     for finding in findings:
-        lines += [*_block(finding, rules, sources, width, root), []]
+        lines += [*block(finding, rules, sources, width, root), []]
     return paint([*lines, _footer(findings, rules)], color=color) + "\n"
 
 
@@ -47,7 +47,8 @@ def name(finding: Finding, rules: Rules) -> str:
     return rules[finding.code].name if finding.code in rules else ""
 
 
-def _concise(finding: Finding, rules: Rules, root: Path) -> Line:
+def in_one_line(finding: Finding, rules: Rules, root: Path) -> Line:
+    """One finding as editors read it."""
     level = severity(finding, rules)
     place = finding.place
     return [
@@ -59,7 +60,8 @@ def _concise(finding: Finding, rules: Rules, root: Path) -> Line:
     ]
 
 
-def _block(finding: Finding, rules: Rules, sources: Sources, width: int, root: Path) -> Iterable[Line]:
+def block(finding: Finding, rules: Rules, sources: Sources, width: int, root: Path) -> Iterable[Line]:
+    """One finding in full."""
     tone = TONES[severity(finding, rules)]
     text = min(width, MAX_TEXT)
     yield _head(finding, rules)
@@ -123,7 +125,10 @@ def _lines(text: str) -> list[str]:
 
 def _caption(finding: Finding) -> Iterable[Line]:
     accumulation = finding.trace.accumulation if finding.trace else None
-    if accumulation is not None and not accumulation.literal:
+    if finding.trace is not None and finding.trace.measured:
+        ranks = sorted({event.rank for event in finding.events})
+        yield [Span(f"  measured on rank {', '.join(map(str, ranks))}", Tone.DIM)]
+    elif accumulation is not None and not accumulation.literal:
         yield [Span(f"  rehearsed with {escape(accumulation.text)} = {accumulation.value}", Tone.DIM)]
 
 
