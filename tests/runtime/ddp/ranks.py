@@ -17,7 +17,11 @@ LIMIT = 90.0  # seconds
 
 def run(work: Callable[[], Any], world: int) -> list[Any]:
     """What `work()` returned in each rank of a gloo group; raises RuntimeError with the first rank's traceback where one failed."""
-    import torch._dynamo  # noqa: F401  # what torch imports at the first step, once for all ranks
+    # Once for all ranks, what torch imports at the first step and what tests of sharding use.
+    import torch._dynamo
+    import torch.distributed._composable.replicate
+    import torch.distributed.fsdp
+    import torch.distributed.tensor  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         children = [_fork(work, rank, world, Path(folder)) for rank in range(world)]
