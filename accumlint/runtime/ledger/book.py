@@ -181,7 +181,8 @@ def wide(tensor: Any) -> Any:
 
 def _packed(call: Call, gradient: Any) -> Any:
     upstream, units, value = wide(gradient), call.units, wide(call.value)
-    count = torch.as_tensor(units.count, device=upstream.device).to(upstream.dtype)
+    # A number is filled in on the device; a copy from the host would wait for it.
+    count = upstream.new_full((), units.count) if isinstance(units.count, int) else units.count.to(upstream.device, upstream.dtype)
     if call.reduction == NONE:
         count, low, high = _spread(upstream, units)
     else:

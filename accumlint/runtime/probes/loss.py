@@ -102,7 +102,8 @@ class Probe:
         torch = self.torch
         if not isinstance(output, torch.Tensor) or not output.requires_grad or output.grad_fn is None:
             return False
-        if torch.jit.is_tracing() or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(output):
+        wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
+        if torch.jit.is_tracing() or torch.compiler.is_compiling() or (wrapped is not None and wrapped(output)):
             return False
         if hasattr(output, "to_local"):
             self.recorder.limit("a loss that is spread over ranks (DTensor) was not recorded")
@@ -125,7 +126,10 @@ class Probe:
 
     def _packs_saved_tensors(self) -> bool:
         top = self.torch._C._autograd._top_saved_tensors_default_hooks
-        return top(True) is not None
+        try:
+            return top(True) is not None
+        except TypeError:  # older versions take no argument
+            return top() is not None
 
 
 def _keep_scriptable(torch: Any, owner: Any, name: str) -> None:
