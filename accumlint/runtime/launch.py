@@ -65,6 +65,8 @@ def prepare(program: Program, settings: Settings, environment: Mapping[str, str]
     """Makes the folder of the run and what its program needs. The caller removes the folder."""
     folder = os.path.realpath(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     ready = replace(settings, token=secrets.token_hex(16), folder=folder, controller=os.getpid(), host=socket.gethostname())
+    if is_rank(program, environment) and ready.reference == "auto":
+        ready = replace(ready, reference="sketch")  # ranks under controllers of their own share no folder
     shows = not is_rank(program, environment) or environment.get("RANK") == "0"
     return Launch(tuple(program.command()), observed(environment, ready), ready, shows)
 

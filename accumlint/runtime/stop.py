@@ -8,6 +8,7 @@ program that is started, or nothing at all for a while.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import socket
 import sys
@@ -24,6 +25,7 @@ from accumlint.runtime.gather import PARTING, Meeting, Met
 from accumlint.runtime.mailbox import Mailbox
 from accumlint.runtime.places import USER, belongs_to
 from accumlint.runtime.recorder import Recorder
+from accumlint.runtime.reference import across
 from accumlint.runtime.watchdog import Stacks, Watchdog
 
 ReportOf = Callable[..., dict[str, Any]]
@@ -224,13 +226,19 @@ class Stopper:
         meeting = Meeting(store, rank, world, place)
         word = {"rank": rank, "updates": self.recorder.updates, "host": socket.gethostname()}
         met = meeting.meet(word, self._data, patience)
-        self._keep(met)
+        compared = rank == 0 and self._compare(met)
+        self._keep(met, compared)
 
-    def _keep(self, met: Met) -> None:
+    def _compare(self, met: Met) -> bool:
+        """Rank 0 finishes what takes the sums of all ranks; whether there was any."""
+        reports = [self._report(self._final), *self.mailbox.read_all("report-"), *map(json.loads, met.reports)]
+        return across.finish(self.settings.folder, self.recorder.rows, reports)
+
+    def _keep(self, met: Met, compared: bool) -> None:
         """Puts what came over the store into the folder, under names of its own."""
         for number, data in enumerate(met.reports):
             mailbox.write_bytes(self.mailbox.report(f"sent-{number}"), data, to_disk=True)
-        if met.absent and self._final == "updates":
+        if compared or (met.absent and self._final == "updates"):
             self._write(self._final, absent=list(met.absent))
 
     def _data(self) -> bytes:

@@ -37,6 +37,14 @@ def compare(folder: str, reports: Sequence[Mapping[str, Any]]) -> dict[int, Refe
         delete(folder)
 
 
+def finish(folder: str, rows: Sequence[Any], reports: Sequence[Mapping[str, Any]]) -> bool:
+    """Puts the finished numbers into rank 0's rows; whether there were any."""
+    found = compare(folder, reports)
+    for index, reference in found.items():
+        rows[index].numbers["reference"] = reference
+    return bool(found)
+
+
 def waits(reference: Mapping[str, Any]) -> bool:
     """Whether a reference is one rank's part only."""
     return "file" in reference or "sums" in reference

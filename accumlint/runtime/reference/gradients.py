@@ -7,6 +7,7 @@ averaging over W ranks.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -162,17 +163,21 @@ class Reference(Listener):
             owned = self._recorder.optimizers.parameters(uid)
             if any(each is parameter for each in owned):
                 window = self._windows.get(uid) or self._opened(uid, order, owned)
-                index = next(number for number, each in enumerate(owned) if each is parameter)
-                window.slots[id(parameter)] = Slot(weakref.ref(parameter), index)
+                window.slots[id(parameter)] = next(slot for slot in _slots(owned) if slot.parameter() is parameter)
                 self._owners[id(parameter)] = (weakref.ref(parameter), window)
                 return window
         return None
 
     def _opened(self, uid: int, order: int, owned: list[Any]) -> Window:
         plan = self._plan(owned)
-        slots = {id(each): Slot(weakref.ref(each), number) for number, each in enumerate(owned)}
+        slots = {id(each): slot for each, slot in zip(owned, _slots(owned), strict=True)}
         window = self._windows[uid] = Window(uid, order, slots, plan)
         for each in owned:
             self._owners.setdefault(id(each), (weakref.ref(each), window))
         window.sums = Exact(self._recorder, plan) if plan.kind == "exact" else Sketch(self._recorder, plan)
         return window
+
+
+def _slots(owned: list[Any]) -> list[Slot]:
+    starts = itertools.accumulate((each.numel() for each in owned), initial=0)
+    return [Slot(weakref.ref(each), index, start) for index, (each, start) in enumerate(zip(owned, starts, strict=False))]

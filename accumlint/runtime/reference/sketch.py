@@ -42,14 +42,17 @@ class Sketch:
         flat = gradient.detach().reshape(-1)
         signs = slot.signs.to(total.dtype) * factor.to(total.device, total.dtype)
         pattern, scratch = self._pattern(total)
+        # Parameters follow each other over the buckets: a model smaller than a row is kept whole.
+        begin = slot.start % BUCKETS
+        scratch[:begin].zero_()
         for number, start in enumerate(range(0, flat.numel(), BUCKETS * ROWS)):
             block = flat[start : start + BUCKETS * ROWS]
-            size = block.numel()
-            torch.mul(block, pattern[:size], out=scratch[:size])
-            if size % BUCKETS:
-                scratch[size : -(-size // BUCKETS) * BUCKETS].zero_()
-            rows = -(-size // BUCKETS)
-            total.addmv_(scratch[: rows * BUCKETS].view(rows, BUCKETS).t(), signs[number * ROWS : number * ROWS + rows])
+            end = begin + block.numel()
+            rows = -(-end // BUCKETS)
+            torch.mul(block, pattern[: block.numel()], out=scratch[begin:end])
+            scratch[end : rows * BUCKETS].zero_()
+            first = number * (ROWS + 1)
+            total.addmv_(scratch[: rows * BUCKETS].view(rows, BUCKETS).t(), signs[first : first + rows])
 
     def _pattern(self, total: Any) -> tuple[Any, Any]:
         key = (total.dtype, total.device)
@@ -57,7 +60,7 @@ class Sketch:
             generator = torch.Generator().manual_seed(SEED)
             bits = torch.randint(0, 2, (BUCKETS * ROWS,), generator=generator, dtype=torch.int8, device="cpu")
             self._patterns[key] = (bits * 2 - 1).to(total.device, total.dtype)
-            self._scratch[key] = torch.empty_like(self._patterns[key])
+            self._scratch[key] = torch.empty((ROWS + 1) * BUCKETS, dtype=total.dtype, device=total.device)
         return self._patterns[key], self._scratch[key]
 
     def compare(self, window: Window, scale: Any) -> Sketched:
@@ -108,9 +111,10 @@ class Sketched:
 
 
 def _signs(index: int, elements: int, device: Any) -> Any:
-    """A sign for each row of a parameter, by its place among the optimizer's parameters."""
+    """A sign for each row that a parameter's blocks lie in, by its place among the optimizer's parameters."""
     generator = torch.Generator().manual_seed(SEED + 1 + index)
-    bits = torch.randint(0, 2, (-(-elements // BUCKETS),), generator=generator, dtype=torch.int8, device="cpu")
+    blocks = -(-elements // (BUCKETS * ROWS))
+    bits = torch.randint(0, 2, (blocks * (ROWS + 1),), generator=generator, dtype=torch.int8, device="cpu")
     return (bits * 2 - 1).to(device)
 
 

@@ -65,8 +65,9 @@ def _against(closed: Closed) -> tuple[str, str]:
 
 def _of_sketches(closed: Closed, units: float) -> dict[str, Any]:
     if closed.result.world > 1:
-        found = {"sums": rounded(closed.read["sums"])}
-        return {**found, "gradient": rounded(closed.read["gradient"])} if "gradient" in closed.read else found
+        # Seven digits keep reports small; double precision promises more.
+        shown = list if "float64" in closed.result.dtype else rounded
+        return {key: shown(closed.read[key]) for key in ("sums", "gradient") if key in closed.read}
     return compare_sketches([(closed.read["sums"], units)], closed.read["gradient"])
 
 
