@@ -31,6 +31,7 @@ def install(recorder: Recorder, stopper: Stopper, patches: Patches) -> None:
         # Functions are looked up in both places.
         for owner in (torch.distributed.distributed_c10d, torch.distributed):
             patches.replace(owner, "init_process_group", lambda original: _reborn(recorder, stopper, original))
+            patches.replace(owner, "destroy_process_group", lambda original: _leaving(recorder, original))
     os.register_at_fork(after_in_child=stopper.forked)
 
 
@@ -94,3 +95,13 @@ def _reborn(recorder: Recorder, stopper: Stopper, original: Function) -> Functio
         return original(*arguments, **options)
 
     return init_process_group
+
+
+def _leaving(recorder: Recorder, original: Function) -> Function:
+    """Without the group the ranks could not end together any more."""
+
+    def destroy_process_group(*arguments: Any, **options: Any) -> Any:
+        recorder.passing()
+        return original(*arguments, **options)
+
+    return destroy_process_group

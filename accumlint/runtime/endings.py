@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from typing import Any
 
+from accumlint.runtime.places import USER, belongs_to
 from accumlint.runtime.ranks import Rank
 from accumlint.runtime.supervise import Ending, Outcome
 from accumlint.verdict import RankEnd
@@ -59,7 +61,7 @@ def by_signal(number: int | None) -> str:
 def _end(report: dict[str, Any], missing: Rank | None, kind: str) -> RankEnd:
     rank, updates = int(report.get("rank", 0)), int(report.get("updates", 0))
     if missing is not None:
-        return RankEnd(rank, max(updates, missing.updates), kind, _how([missing]).strip(), missing.stack or report.get("stack", ""))
+        return RankEnd(rank, max(updates, missing.updates), kind, _how([missing]).strip() if kind == "died" else "", missing.stack or report.get("stack", ""))
     error = report.get("error") or {}
     detail = f"{error.get('type')}: {error.get('message')}" if error else ""
     return RankEnd(rank, updates, str(report.get("ended", "")), detail, report.get("stack", ""))
@@ -77,7 +79,19 @@ def _error(outcome: Outcome) -> str:
 def _stalled(outcome: Outcome) -> str:
     if not outcome.missing:
         return "There was no progress within the time-out, and no rank that could say why."
-    return f"There was no progress within the time-out: {_ranks(outcome.missing)} {_where(outcome.missing)}."
+    furthest = max((rank.updates, rank.events) for rank in outcome.missing)
+    behind = [rank for rank in outcome.missing if (rank.updates, rank.events) < furthest] or outcome.missing
+    what = "hung" if behind is outcome.missing else "fell behind"
+    return f"There was no progress within the time-out: {_ranks(behind).lower()} {what} {_where(behind)}{_line(behind[0].stack)}."
+
+
+def _line(stack: str) -> str:
+    """The innermost line of the user's code in a dump of stacks; the main thread comes last."""
+    main = stack.rpartition("hread 0x")[2]
+    for path, line in re.findall(r'File "(.*)", line (\d+) in ', main):
+        if belongs_to(path) == USER:
+            return f", at {path}:{line}"
+    return ""
 
 
 def _where(ranks: Sequence[Rank]) -> str:

@@ -114,7 +114,7 @@ class Watch:
     @property
     def unfinished(self) -> tuple[Rank, ...]:
         """Those that have not made their updates."""
-        return tuple(rank for rank in self.ranks if rank.state == "running" and self._ended.get(rank.pid) not in FINAL - {"stalled"})
+        return tuple(rank for rank in self.living if rank.state == "running")
 
     @property
     def died(self) -> tuple[Rank, ...]:
@@ -145,7 +145,7 @@ class Watch:
         return mailbox.read_text(self._box.stack(rank.pid)) or mailbox.read_text(self._box.terminated(rank.pid))
 
     def with_stack(self, rank: Rank) -> Rank:
-        rank = self._ranks.get(rank.pid, rank)
+        """The same with its stacks and its exit status; a report may know of more updates than the last word did."""
         updates = max(rank.updates, int(mailbox.read(self._box.report(rank.pid)).get("updates", 0)))
         return replace(rank, updates=updates, stack=self.stack_of(rank), status=self._status.get(rank.pid))
 

@@ -168,10 +168,10 @@ class _Supervisor:
 
     def _stalled(self) -> Ending:
         self._ask_for_stacks()
-        self._wait(lambda: all(self._watch.stack_of(rank) for rank in self._watch.unfinished))
+        self._missing = self._watch.unfinished
+        self._wait(lambda: all(self._watch.stack_of(rank) for rank in self._missing))
         self._box.ask(LEAVE)
         self._wait(lambda: not self._watch.living)
-        self._missing = self._watch.unfinished
         return Ending.STALLED
 
     def _ask_for_stacks(self) -> None:

@@ -86,7 +86,7 @@ class Scene:
 
     def _left(self) -> list[str]:
         processes = [" ".join(words(Path("/proc") / str(pid))) for pid in self.pids()]
-        return processes + [str(path) for path in self.temporary.iterdir()]
+        return processes + [str(path) for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own
 
     def close(self) -> None:
         for pid in self.pids():

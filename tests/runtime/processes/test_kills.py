@@ -60,8 +60,8 @@ def kill(scene: Scene, name: str, number: int, choice: random.Random) -> bool:
     return True
 
 
-def one_round(folder: Path, seed: int) -> list[str]:
-    """What is wrong after one kill, in words."""
+def one_round(folder: Path, seed: int) -> tuple[bool, list[str]]:
+    """Whether a process was hit while the ranks ran, and what is wrong after that, in words."""
     choice = random.Random(seed)
     victim = ("rank", "launcher", "controller")[seed % 3]
     name, numbers = VICTIMS[victim]
@@ -81,47 +81,16 @@ def one_round(folder: Path, seed: int) -> list[str]:
             wrong.append(f"ended as {outcome['ending']}: {outcome['problem']}")
         if not outcome and victim != "controller":
             wrong.append(f"no outcome: {scene.stderr[-500:]}")
-        return [f"round {seed}, {victim} by {signal.Signals(number).name}: {each}" for each in wrong]
+        return hit, [f"round {seed}, {victim} by {signal.Signals(number).name}: {each}" for each in wrong]
     finally:
         scene.close()
 
 
 def test_nothing_is_left_after_kills_at_random_moments(tmp_path: Path) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        wrong = [each for found in pool.map(lambda seed: one_round(tmp_path, seed), range(ROUNDS)) for each in found]
-    assert wrong == []
-
-
-def test_a_vanished_rank_is_named_and_the_others_show_their_stacks(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "scene", {"PYTHONPATH": str(STUB)})
-    controller = scene.start(fast("1000", "0.02"), steps=900, timeout=60)
-    wait_for(lambda: (tmp_path / "scene" / "port-1").exists() and len(scene.pids("fast_rank.py")) == WORLD)
-    time.sleep(0.5)
-    of_rank = {rank: pid for pid in scene.pids("fast_rank.py") for rank in (environment_of(pid)["RANK"],)}
-    os.kill(of_rank["1"], signal.SIGKILL)
-    outcome = scene.end(controller)
-    assert outcome["ending"] == "died"
-    assert outcome["problem"].startswith("Rank 1 vanished")
-    assert [rank["rank"] for rank in outcome["missing"]] == [1]
-    assert scene.left() == []
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    pairs = Path(f"/proc/{pid}/environ").read_text(errors="replace").rstrip("\0").split("\0")
-    return dict(pair.split("=", 1) for pair in pairs)
-
-
-def test_a_rank_that_hangs_is_named_with_its_line(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "scene", {"PYTHONPATH": str(STUB)})
-    outcome = scene.outcome(fast("100", "0.02", "hang"), steps=50, timeout=2)
-    assert outcome["ending"] == "stalled"
-    (missing,) = [rank for rank in outcome["missing"] if rank["rank"] == 1]
-    assert (missing["updates"], missing["last"]) == (1, "forward")
-    assert "fast_rank.py" in missing["stack"]
-    assert "in train" in missing["stack"]
-    line = next(at for at, text in enumerate((STUB / "fast_rank.py").read_text().splitlines(), 1) if "time.sleep(1000)" in text)
-    assert outcome["problem"].endswith(f"{STUB / 'fast_rank.py'}:{line}.")
-    assert scene.left() == []
+        rounds = list(pool.map(lambda seed: one_round(tmp_path, seed), range(ROUNDS)))
+    assert [each for _, wrong in rounds for each in wrong] == []
+    assert sum(hit for hit, _ in rounds) >= ROUNDS / 3
 
 
 def test_a_program_that_ignores_signals_is_ended(tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ class Recorder:
     def on_release(self, action: Any) -> None:
         pass
 
+    def release(self) -> None:
+        self.active = False
+
     def trouble(self, text: str) -> None:
         self.troubles.append(text)
 
@@ -52,14 +55,25 @@ def observe(settings: Any) -> None:
     stoppers.append(stopper)
 
 
+def trouble(mode: str) -> None:
+    if mode == "hang":
+        time.sleep(1000)
+    if mode == "error":
+        raise ValueError("broken on purpose")
+    if mode == "leave":
+        sys.exit(0)
+    if mode == "exit":
+        os._exit(7)
+
+
 def train(updates: int, seconds: float, mode: str) -> None:
     (stopper,) = stoppers
     recorder = stopper.recorder
     for number in range(updates):
         for kind in ("forward", "backward"):
             recorder.event(kind, number)
-            if mode == "hang" and os.environ["RANK"] == "1" and number == 1:
-                time.sleep(1000)
+            if os.environ["RANK"] == "1" and number == 1:
+                trouble(mode)
         recorder.updates += 1
         stopper.update_done()
         time.sleep(seconds)
@@ -74,4 +88,8 @@ if __name__ == "__main__":
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         Path(f"port-{os.environ['RANK']}").write_text(str(server.getsockname()[1]))
-        train(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
+        try:
+            train(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
+            Path("end-of-script").touch()
+        finally:
+            Path("finally").touch()
