@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -47,12 +48,17 @@ class Tap:
         """The process group of the wrapper."""
         return self._ddp().process_group
 
-    def backward_begins(self) -> None:
+    @property
+    def tells_copies(self) -> bool:
+        """Whether it has to know which gradients lie in their bucket already."""
         ddp = self._ddp()
         if ddp is None or self.inner is not None or not getattr(ddp, "gradient_as_bucket_view", False):
-            return
-        if not _exact(ddp.process_group.size()) or self.joining is not None:
-            self._lying = {id(each): _memory(each.grad) for each in ddp.parameters() if each.grad is not None}
+            return False
+        return not _exact(ddp.process_group.size()) or self.joining is not None
+
+    def backward_begins(self) -> None:
+        if self.tells_copies:
+            self._lying = {id(each): _memory(each.grad) for each in self._ddp().parameters() if each.grad is not None}
 
     def _before(self, bucket: Any) -> Row | None:
         recorder = self.recorder
@@ -113,6 +119,19 @@ class Buckets(Listener):
         self._taps[reducer] = tap
         return tap
 
+    def notifying(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `Join.notify_join_context`, which returns the work that counts the ranks that take part."""
+
+        @functools.wraps(original)
+        def notify_join_context(joinable: Any) -> Any:
+            work, reducer = original(joinable), getattr(joinable, "reducer", None)
+            tap = None if reducer is None else self.tap_of(reducer)
+            if tap is not None:
+                tap.joining = work
+            return work
+
+        return notify_join_context
+
     def backward_begins(self, row: Row, roots: tuple[Any, ...], seeds: Any) -> None:
         self.running.clear()
         for tap in self._taps.values():
@@ -128,6 +147,34 @@ class Buckets(Listener):
 
     def release(self) -> None:
         self.running.clear()
+
+    def stay(self) -> None:
+        """After the probes have been taken out: a reducer keeps its hook, and some hooks have to know more than their bucket."""
+        if any(tap.joining is not None for tap in self._taps.values()):
+            from torch.distributed.algorithms.join import Join
+
+            Join.notify_join_context = staticmethod(self.notifying(Join.notify_join_context))  # type: ignore[method-assign]
+        taps = [tap for tap in self._taps.values() if tap.tells_copies]
+        if not taps:
+            return
+        import torch
+
+        original, running = torch.autograd.backward, [False]
+
+        @functools.wraps(original)
+        def backward(*arguments: Any, **options: Any) -> None:
+            if running[0]:  # a checkpoint's, within another one
+                original(*arguments, **options)
+                return
+            running[0] = True
+            try:
+                for tap in taps:
+                    tap.backward_begins()
+                original(*arguments, **options)
+            finally:
+                running[0] = False
+
+        torch.autograd.backward = backward
 
 
 def _first(future: Any) -> Any:

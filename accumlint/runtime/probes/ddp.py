@@ -31,11 +31,12 @@ def install(recorder: Recorder, patches: Patches) -> None:
 
     buckets, register = Buckets(recorder), dist._register_comm_hook
     recorder.listeners.append(buckets)
+    recorder.on_release(buckets.stay)  # what was registered first is called last: after the patches are gone
     patches.replace(dist, "_register_comm_hook", lambda original: _registering(recorder, buckets, original))
     patches.replace(dist, "_register_builtin_comm_hook", lambda original: _registering_builtin(recorder, buckets, original))
     patches.replace(DistributedDataParallel, "__init__", lambda original: _constructing(recorder, buckets, original, register))
     patches.replace(DistributedDataParallel, "_delayed_all_reduce_hook", lambda original: _delayed(recorder, original))
-    patches.replace(Join, "notify_join_context", lambda original: _notifying(buckets, original))
+    patches.replace(Join, "notify_join_context", buckets.notifying)
     setattr(DistributedDataParallel, FLAG, Flag(recorder, DistributedDataParallel.no_sync))
     patches.on_undo(functools.partial(delattr, DistributedDataParallel, FLAG))
     replicate.install(recorder, patches, buckets)
@@ -170,17 +171,6 @@ def _note_hook(recorder: Recorder, tap: Tap) -> None:
     entry = recorder.objects.entry(tap.model)
     entry.options = sorted({*entry.options, COMM_HOOK})
     entry.numbers["hook"] = getattr(tap.inner, "__qualname__", type(tap.inner).__name__)
-
-
-def _notifying(buckets: Buckets, original: Callable[..., Any]) -> Callable[..., Any]:
-    def notify_join_context(joinable: Any) -> Any:
-        work = original(joinable)
-        tap = buckets.tap_of(reducer) if (reducer := getattr(joinable, "reducer", None)) is not None else None
-        if tap is not None:
-            tap.joining = work
-        return work
-
-    return notify_join_context
 
 
 def _delayed(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:

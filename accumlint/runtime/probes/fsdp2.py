@@ -13,6 +13,8 @@ from accumlint.runtime.probes.samples import Chunks
 from accumlint.runtime.recorder import Listener, Recorder, Row
 from accumlint.trace import Kind, Wrapper
 
+NO_AVERAGING = "no-averaging"
+
 
 @dataclass(slots=True)
 class _Reduced:
@@ -122,11 +124,20 @@ class Groups(Listener):
         row = recorder.event(Kind.REDUCE, model=self._model_of(running), sync=True)
         if not getattr(running, "all_reduce_grads", True) and getattr(running, "_is_hsdp", False):
             row.options.append("partial")  # within the shards' group only; the replicas are reduced later
+        self._note_factor(row.model, running)
         elements = sum(gradient.numel() for gradient in gradients)
         row.numbers.update(bucket=self._count, elements=elements, backward=None if backward is None else backward.index)
         self._count += 1
         if backward is not None:
             self._sample(row, parameters, gradients, group)
+
+    def _note_factor(self, uid: int | None, group: Any) -> None:
+        """The user's own divisor in the place of the number of ranks."""
+        factor = getattr(group, "gradient_divide_factor", None)
+        if uid is not None and factor is not None:
+            entry = self.recorder.objects.entry(uid)
+            entry.options = sorted({*entry.options, NO_AVERAGING})
+            entry.numbers["divide_factor"] = float(factor)
 
     def _sample(self, row: Row, parameters: Any, gradients: Any, group: Any) -> None:
         at = max(range(len(gradients)), key=lambda number: (_dimension(parameters[number]) == 0) * gradients[number].numel())

@@ -263,3 +263,41 @@ def test_fsdp2(flag: str, factor: float) -> None:
         assert _switches(report)[:2] == [("sync-off", ["flag"]), ("sync-on", ["flag"])]
     for at in range(4):
         assert _factor(reports, at) == pytest.approx([factor] * len(_factor(reports, at)), rel=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2)])
+def test_replicated_shards(sizes: tuple[int, int]) -> None:
+    """Hybrid sharding: what comes out is an average over all ranks, replicas included."""
+
+    def work() -> dict[str, Any]:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        with observed() as recorder:
+            mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards"))
+            _loop(fully_shard(_module(), mesh=mesh), [(_none, _none)], updates=1)
+            return _report(recorder)
+
+    reports = run(work, 4)
+    assert _factor(reports, 0) == pytest.approx([0.25] * len(_factor(reports, 0)), rel=1e-4)
+
+
+def test_a_wrapper_within_a_module_of_the_user() -> None:
+    def work() -> dict[str, Any]:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        class Outer(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = DistributedDataParallel(_module())
+
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                return self.inner(inputs)
+
+        with observed() as recorder:
+            _loop(Outer(), [(_none, _none)])
+            return _report(recorder)
+
+    for report in run(work, WORLD):
+        assert [reductions for reductions, _, _ in _seen(report)] == [1, 1]
