@@ -231,8 +231,12 @@ class Stopper:
 
     def _compare(self, met: Met) -> bool:
         """Rank 0 finishes what takes the sums of all ranks; whether there was any."""
-        reports = [self._report(self._final), *self.mailbox.read_all("report-"), *map(json.loads, met.reports)]
-        return across.finish(self.settings.folder, self.recorder.rows, reports)
+        try:
+            reports = [self._report(self._final), *self.mailbox.read_all("report-"), *map(json.loads, met.reports)]
+            return across.finish(self.settings.folder, self.recorder.rows, reports)
+        except Exception as error:  # the reports that came must be kept all the same
+            self.recorder.trouble(f"the reference of all ranks: {type(error).__name__}: {error}")
+            return False
 
     def _keep(self, met: Met, compared: bool) -> None:
         """Puts what came over the store into the folder, under names of its own."""

@@ -36,9 +36,14 @@ class Call:
 
 @dataclass(slots=True)
 class Entry:
-    """A loss in a backward. `packed`: units, smallest and largest coefficient, upstream times loss."""
+    """A loss in a backward, without the call's tensors. `packed`: units, smallest and largest coefficient, upstream times loss."""
 
-    call: Call
+    row: int
+    name: str
+    reduction: str
+    elements: int
+    sequences: int | None
+    operands: list[Operand] | None
     packed: Any
 
 
@@ -84,7 +89,11 @@ class Ledger(Listener):
             return  # torch.autograd.grad, or a backward that was not seen
         try:
             with torch.no_grad():
-                sheet.entries.append(Entry(call, _packed(call, gradient.detach())))
+                packed = _packed(call, gradient.detach())
+            way, units = sheet.found.ways.get(id(call)), call.units
+            operands = None if way is None or way.operands is None or sheet.seeds is None else way.operands + sheet.seeds
+            entry = Entry(call.row, call.name, REDUCTIONS[call.reduction], units.elements, units.sequences, operands, packed)
+            sheet.entries.append(entry)
         except Exception as error:
             self.recorder.trouble(f"loss: {type(error).__name__}: {error}")
 
@@ -110,18 +119,12 @@ class Ledger(Listener):
         with torch.no_grad():
             for number, entry in enumerate(sheet.entries):
                 self.recorder.later(sheet.read, f"loss{number}", entry.packed)
-                for position, (_, value) in enumerate(self._operands(sheet, entry) or ()):
+                for position, (_, value) in enumerate(entry.operands or ()):
                     if not isinstance(value, float):
                         self.recorder.later(sheet.read, f"operand{number}.{position}", value)
             self.recorder.later(sheet.read, "root", sheet.root)
         sheet.root = None
         self._finished.append(sheet)
-
-    def _operands(self, sheet: Sheet, entry: Entry) -> list[Operand] | None:
-        way = sheet.found.ways.get(id(entry.call))
-        if way is None or way.operands is None or sheet.seeds is None:
-            return None
-        return way.operands + sheet.seeds
 
     def settled(self) -> None:
         """The numbers have arrived."""
@@ -135,18 +138,18 @@ class Ledger(Listener):
 
     def _account(self, sheet: Sheet, number: int, entry: Entry) -> dict[str, Any]:
         units, low, high, _ = sheet.read[f"loss{number}"] or [math.nan] * 4
-        operands = self._operands(sheet, entry)
+        operands = entry.operands
         if operands is not None:
             operands = [(name, sheet.read.get(f"operand{number}.{position}", value)) for position, (name, value) in enumerate(operands)]
         return {
-            "call": entry.call.row,
-            "name": entry.call.name,
-            "reduction": REDUCTIONS[entry.call.reduction],
+            "call": entry.row,
+            "name": entry.name,
+            "reduction": entry.reduction,
             "units": units,
             "low": low,
             "high": high,
-            "elements": entry.call.units.elements,
-            "sequences": entry.call.units.sequences,
+            "elements": entry.elements,
+            "sequences": entry.sequences,
             "operands": None if operands is None else [list(operand) for operand in operands],
         }
 

@@ -58,7 +58,7 @@ class Reference(Listener):
                 slot, ratio = window.slot_of(parameter), window.ratio(gradient)
                 if slot is not None and ratio is not None and self._accepts(window, gradient):
                     window.sums.add(slot, gradient, ratio)
-                    slot.fresh = False
+                    slot.shape, slot.fresh = gradient.shape, False
         except Exception as error:
             window.refuse(f"{type(error).__name__}: {error}")
             window.sums.release(window)
@@ -96,7 +96,7 @@ class Reference(Listener):
         scale = self._scalers.pending(optimizer, stepping=stepping)
         try:
             with torch.no_grad():
-                if any(hasattr(each.grad, "to_local") for _, each in window.live() if each.grad is not None):
+                if any(_is_sharded(slot, each.grad) for slot, each in window.live() if each.grad is not None):
                     window.refuse(SHARDED)
                     return
                 window.result = window.sums.compare(window, scale)
@@ -176,6 +176,11 @@ class Reference(Listener):
             self._owners.setdefault(id(each), (weakref.ref(each), window))
         window.sums = Exact(self._recorder, plan) if plan.kind == "exact" else Sketch(self._recorder, plan)
         return window
+
+
+def _is_sharded(slot: Slot, gradient: Any) -> bool:
+    """Whether a gradient is a rank's part only, or has become one since the leaf hook."""
+    return hasattr(gradient, "to_local") or (not slot.fresh and slot.shape != gradient.shape)
 
 
 def _slots(owned: list[Any]) -> list[Slot]:

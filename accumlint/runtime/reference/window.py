@@ -22,6 +22,7 @@ class Slot:
     parameter: weakref.ref[Any]
     index: int  # among the optimizer's parameters
     start: int  # elements in the parameters before it
+    shape: Any = None  # of its gradients
     buffer: Any = None
     signs: Any = None
     fresh: bool = True

@@ -115,3 +115,24 @@ def test_a_file_that_is_cut_short_is_no_result(tmp_path: Path) -> None:
     assert found[7]["kind"] == "not observed"
     assert "too short" in found[7]["why"]
     assert os.listdir(tmp_path) == ["keep"]
+
+
+def sharded(original: bool) -> dict[str, Any]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    x, y = data()
+    with observed("exact", "/nowhere") as recorder:
+        model = FullyShardedDataParallel(linear(), device_id=torch.device("cpu"), use_orig_params=original)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        recorder.settle()
+        (step,) = (row for row in recorder.rows if row.kind == "step")
+        found: dict[str, Any] = step.numbers["reference"]
+        return found
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_sharded_gradients_are_not_observed(original: bool) -> None:
+    for found in run(functools.partial(sharded, original), 2):
+        assert (found["kind"], found["why"]) == ("not observed", "the parameters are sharded, or their gradients pass no leaf hook")

@@ -266,3 +266,52 @@ def test_everything_is_put_back() -> None:
         assert torch.kl_div is not before[1]
     after = (torch._C._nn.cross_entropy_loss, torch.kl_div, torch.autograd.graph.saved_tensors_hooks.__enter__, torch.autograd.backward)
     assert after == before
+
+
+def test_a_name_imported_before_and_a_module_are_seen() -> None:
+    from torch.nn.functional import cross_entropy
+
+    criterion, net, x = torch.nn.CrossEntropyLoss(), model(), batch()
+    with observed() as recorder:
+        cross_entropy(net(x), TARGET).backward()
+        criterion(net(x), TARGET).backward()
+        found = [numbers["losses"] for numbers in backwards(recorder)]
+    assert [(loss["name"], loss["units"]) for losses in found for loss in losses] == [("cross_entropy", 3)] * 2
+
+
+def test_functional_transforms_are_left_alone() -> None:
+    weight, x = torch.randn(3, 5), batch()
+
+    def loss(weight: Any, x: Any, y: Any) -> Any:
+        return F.cross_entropy(x @ weight.T, y)
+
+    expected = torch.func.grad(loss)(weight, x, TARGET)
+    with observed() as recorder:
+        assert torch.equal(torch.func.grad(loss)(weight, x, TARGET), expected)
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weight, x[:, None], TARGET.clamp(min=0)[:, None])
+        assert each.shape == (4, 3, 5)
+    assert rows(recorder, "loss") == []
+
+
+def test_a_gradient_of_the_gradient_does_not_count_twice() -> None:
+    net, x = model(), batch().requires_grad_()
+    with observed() as recorder:
+        loss = F.cross_entropy(net(x), TARGET)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.pow(2).sum()).backward()
+        (numbers,) = backwards(recorder)
+    assert [(entry["units"], entry["high"]) for entry in numbers["losses"]] == [(3, pytest.approx(1 / 3))]
+    assert numbers["covered"] is False
+
+
+def test_a_window_keeps_no_losses_of_its_elements() -> None:
+    """Tensors as large as the unreduced loss die with the graph, before the window closes."""
+    net, x = model(), batch()
+    with observed() as recorder:
+        gc.collect()
+        for _ in range(3):
+            (F.mse_loss(net(x), torch.zeros(4, 3), reduction="none").mean() / 3).backward()
+        gc.collect()
+        kept = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.shape == (4, 3) and each is not x]
+        assert kept == []
+        assert len(rows(recorder, "loss")) == 3
