@@ -12,7 +12,9 @@ GIB = 2**30
 
 def render(document: Mapping[str, Any], width: int, *, color: bool) -> str:
     """The text of an examination, as `accumlint.runtime.doctor.examine.document` gives it; `width` in columns."""
-    sections = [_machine(document), _experiment(document["experiment"], width), _points(document["hook_points"], width)]
+    sections = [_machine(document), _experiment(document["experiment"], width)]
+    sections += [_verify(document["verify"], width)] if document["verify"] else []
+    sections += [_points(document["hook_points"], width)]
     sections += [_frameworks(document["frameworks"], width), _verdict(document, width)]
     lines: list[Line] = []
     for section in sections:
@@ -62,6 +64,19 @@ def _row(case: Mapping[str, Any]) -> tuple[str, ...]:
         f"{expected}, {error}",
         verdict,
     )
+
+
+def _verify(observed: Sequence[Mapping[str, Any]], width: int) -> list[Line]:
+    rows: list[tuple[str, ...]] = [("", "reductions", "gradient error", "reports", "expected", "")]
+    lines: list[Line] = []
+    for each in observed:
+        counts = "/".join(sorted({str(count) for count in each["reductions"]}))
+        error = "none" if each["gradient_max_abs_error"] is None else f"{each['gradient_max_abs_error']:.4g}"
+        found, expected = (", ".join(each[name]) or "nothing" for name in ("codes", "expected_codes"))
+        rows.append((each["name"], counts, error, found, expected, "DEVIATES" if each["deviations"] else "as expected"))
+        for deviation in each["deviations"]:
+            lines += paragraph(f"{each['name']}: {escape(deviation)}", width, first="  ", rest="    ", tone=Tone.ERROR)
+    return [[Span("The same under verify", Tone.STRONG), Span("  two updates of each", Tone.DIM)], *_table(rows), *lines]
 
 
 def _points(points: Sequence[Mapping[str, Any]], width: int) -> list[Line]:

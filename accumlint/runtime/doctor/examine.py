@@ -8,16 +8,18 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accumlint.runtime.doctor.observed import CODES, Observed, observe_all
 from accumlint.runtime.doctor.outcome import Case, judge
 from accumlint.runtime.doctor.points import FRAMEWORKS, POINTS
 from accumlint.runtime.doctor.processes import NotRunError, Process, finish, scratch
 
 RANKS = 2
+PARTS = frozenset({"experiment", "verify"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +35,18 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What `accumlint doctor` found. `torch` is what the inspection of torch said."""
+    """What `accumlint doctor` found. `torch` is what the inspection of torch said; `observed` is empty where it was left out."""
 
     torch: Mapping[str, Any]
     experiment: Experiment
     frameworks: Mapping[str, str]
+    observed: tuple[Observed, ...] = ()
 
     @property
     def deviations(self) -> tuple[str, ...]:
         """What is not as it must be, a sentence each."""
         wrong = [f"{case.expected.name}: {each}" for case in self.experiment.cases for each in case.deviations]
+        wrong += [f"{each.expected.name}: {deviation}" for each in self.observed for deviation in each.deviations]
         missing = [point for point in POINTS if point.needed and not self.has(point.names)]
         return (*wrong, *(f"this torch has no {point.names[0]}: not observed are {point.without}" for point in missing))
 
@@ -61,20 +65,38 @@ def torch_is_installed() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def examine(device: str, timeout: float) -> Examination:
-    """Inspects torch and runs the experiment, each in processes of their own.
+def examine(device: str, timeout: float, parts: frozenset[str] = PARTS, say: Callable[[str], object] = lambda text: None) -> Examination:
+    """Inspects torch, runs the experiment, and runs it again under verify, each in processes of their own.
 
-    `device` is "auto", "cpu" or "cuda", `timeout` in seconds for either part. Raises NotRunError when torch cannot be
-    inspected: when it cannot be imported, or there is no such device.
+    `device` is "auto", "cpu" or "cuda", `timeout` in seconds for each part, `parts` names of PARTS; `say` is told what
+    goes on. Raises NotRunError when torch cannot be inspected: when it cannot be imported, or there is no such device.
     """
     with scratch() as folder:
+        say("inspecting torch")
         inspection = inspect(folder, timeout)
-        cards = len(inspection["devices"])
-        if device == "cuda" and not cards:
-            raise NotRunError("There is no CUDA device here; `--device cpu` runs the experiment on the CPU.")
-        chosen = "cuda" if device == "cuda" or (device == "auto" and cards >= RANKS) else "cpu"
-        nccl = chosen == "cuda" and cards >= RANKS and inspection["backends"].get("nccl", False)
-        return Examination(inspection, experiment(folder, "nccl" if nccl else "gloo", chosen, timeout), frameworks())
+        backend, place = _place(device, inspection)
+        run, observed = Experiment(backend, place, (), 0.0), []
+        if "experiment" in parts:
+            say("two ranks, five ways to accumulate")
+            run = experiment(folder, backend, place, timeout)
+        if "verify" in parts and not run.failure:
+            try:
+                for each in observe_all(folder, backend, place, timeout):
+                    observed.append(each)
+                    say(f"{each.expected.name} under verify")
+            except NotRunError as error:
+                run = replace(run, failure=str(error))
+        return Examination(inspection, run, frameworks(), tuple(observed))
+
+
+def _place(device: str, inspection: Mapping[str, Any]) -> tuple[str, str]:
+    """Backend and device of the experiment."""
+    cards = len(inspection["devices"])
+    if device == "cuda" and not cards:
+        raise NotRunError("There is no CUDA device here; `--device cpu` runs the experiment on the CPU.")
+    chosen = "cuda" if device == "cuda" or (device == "auto" and cards >= RANKS) else "cpu"
+    nccl = chosen == "cuda" and cards >= RANKS and inspection["backends"].get("nccl", False)
+    return ("nccl" if nccl else "gloo"), chosen
 
 
 def inspect(folder: Path, timeout: float) -> dict[str, Any]:
@@ -131,6 +153,7 @@ def document(examination: Examination) -> dict[str, Any]:
             "failure": run.failure or None,
             "cases": [_case(case) for case in run.cases],
         },
+        "verify": [_observed(each) for each in examination.observed],
         "hook_points": [
             {"names": list(point.names), "found": examination.has(point.names), "needed": point.needed, "without": point.without}
             for point in POINTS
@@ -154,4 +177,15 @@ def _case(case: Case) -> dict[str, Any]:
         "weight_max_abs_error": case.weight_error,
         "between_ranks": case.between_ranks,
         "deviations": list(case.deviations),
+    }
+
+
+def _observed(each: Observed) -> dict[str, Any]:
+    return {
+        "name": each.expected.name,
+        "codes": list(each.codes),
+        "expected_codes": list(CODES.get(each.expected.name, ())),
+        "reductions": list(each.reductions),
+        "gradient_max_abs_error": each.gradient_error,
+        "deviations": list(each.deviations),
     }

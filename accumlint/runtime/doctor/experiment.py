@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--updates", type=int, default=1)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--alone", action="store_true", help="do not compute the full batch")
     parser.add_argument("--lifeline", action="store_true", help="end when standard input ends")
     given = parser.parse_args()
     if given.lifeline:
@@ -133,7 +134,7 @@ def main() -> None:
     dist.init_process_group(given.backend, timeout=timedelta(seconds=given.timeout), **rendezvous)
     result = {
         "rank": dist.get_rank(),
-        "full_batch": full_batch(device),
+        "full_batch": None if given.alone else full_batch(device),
         "cases": {case: accumulated(case, dist.get_rank(), device, given.updates) for case in given.cases},
     }
     if given.out:

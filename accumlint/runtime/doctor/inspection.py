@@ -12,18 +12,17 @@ import torch.distributed as dist
 
 
 def resolve(name: str) -> Any:
-    """What a dotted name leads to, attributes first and else modules; None for nothing."""
+    """What a dotted name leads to, modules as far as there are any, then attributes; None for nothing."""
     parts = name.split(".")
-    found: Any = None
-    for at, part in enumerate(parts):
-        if found is not None and hasattr(found, part):
-            found = getattr(found, part)
-            continue
+    for at in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[: at + 1]))
-        except Exception:  # a module of this torch may fail to import for lack of something else
-            return None
-    return found
+            found: Any = importlib.import_module(".".join(parts[:at]))
+        except Exception:  # none of this name, or one that fails to import for lack of something else
+            continue
+        for part in parts[at:]:
+            found = getattr(found, part, None)
+        return found
+    return None
 
 
 def has(name: str) -> bool:

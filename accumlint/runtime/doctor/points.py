@@ -26,7 +26,7 @@ def _losses() -> list[Point]:
 
 
 _DDP = "torch.nn.parallel.distributed.DistributedDataParallel"
-_REPLICATE = ("torch.distributed._composable.replicate._ReplicateState",)
+_REPLICATE = "torch.distributed._composable.replicate"
 _FSDP1 = "torch.distributed.fsdp.FullyShardedDataParallel"
 _FLAT = "torch.distributed.fsdp._runtime_utils"
 _SHARDED = ("torch.distributed.fsdp._fully_shard", "torch.distributed._composable.fsdp")  # newer, older
@@ -50,8 +50,9 @@ POINTS: tuple[Point, ...] = (
     Point((f"{_DDP}._delayed_all_reduce_hook",), "DDP: parameters whose reduction is delayed", needed=False),
     Point(("torch.distributed.GradBucket.buffer",), "DDP: the factor of the reduction"),
     Point(("torch.distributed.algorithms.join.Join.notify_join_context",), "DDP: ranks that ran out of data", needed=False),
-    Point(_under(_REPLICATE, "init"), "replicate: reductions", needed=False),
-    Point(_under(_REPLICATE, "record_init_args"), "replicate: reductions", needed=False),
+    Point((f"{_REPLICATE}._ReplicateState.init",), "replicate: reductions", needed=False),
+    Point((f"{_REPLICATE}._ReplicateState.record_init_args",), "replicate: reductions", needed=False),
+    Point((f"{_REPLICATE}.DDP.set_requires_gradient_sync",), "replicate: the sync flag", needed=False),
     Point((f"{_FSDP1}.__init__",), "FSDP1: all of it"),
     Point((f"{_FSDP1}.no_sync",), "FSDP1: the sync flag"),
     Point((f"{_FSDP1}.register_comm_hook",), "FSDP1: hooks of the script's own"),

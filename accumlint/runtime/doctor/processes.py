@@ -30,7 +30,7 @@ def scratch() -> Iterator[Path]:
     """A folder that is gone afterwards, with the scripts in it: there nothing of the working folder shadows a module."""
     with _terminable(), tempfile.TemporaryDirectory(prefix="accumlint-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        for script in ("experiment.py", "inspection.py"):
+        for script in ("experiment.py", "inspection.py", "pair.py"):
             shutil.copyfile(Path(__file__).with_name(script), folder / script)
         yield folder
 
