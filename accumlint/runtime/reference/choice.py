@@ -91,12 +91,13 @@ def choose(settings: Settings) -> Callable[[list[Any]], Plan]:
 
     def plan(parameters: list[Any]) -> Plan:
         rank, world = _position()
+        shared = world == 1 or bool(settings.folder)  # without a folder there is nowhere to write
         if settings.reference != "auto":
-            return Plan(settings.reference, rank, world)
+            return Plan(settings.reference if shared else "sketch", rank, world)
         size = sum(each.numel() * each.element_size() for each in parameters)
         # One rank compares in place; several write their part for each update.
         total = size if world == 1 else size * world * settings.steps
-        exact = total <= LIMIT and (world == 1 or _one_host(settings, world)) and _fits(parameters, size)
+        exact = shared and total <= LIMIT and (world == 1 or _one_host(settings, world)) and _fits(parameters, size)
         return Plan("exact" if exact else "sketch", rank, world)
 
     return plan

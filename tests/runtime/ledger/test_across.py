@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 from accumlint.runtime.rankreport import report_of  # noqa: E402
+from accumlint.runtime.reference import choice  # noqa: E402
 from accumlint.runtime.reference.across import compare  # noqa: E402
+from accumlint.runtime.settings import Settings  # noqa: E402
 from tests.runtime.ddp.ranks import run  # noqa: E402
 from tests.runtime.ledger.observed import observed  # noqa: E402
 from tests.runtime.ledger.test_reference import data, errors, full, linear  # noqa: E402
@@ -136,3 +138,30 @@ def sharded(original: bool) -> dict[str, Any]:
 def test_sharded_gradients_are_not_observed(original: bool) -> None:
     for found in run(functools.partial(sharded, original), 2):
         assert (found["kind"], found["why"]) == ("not observed", "the parameters are sharded, or their gradients pass no leaf hook")
+
+
+@pytest.mark.parametrize("reference", ["auto", "exact"])
+def test_without_a_folder_nothing_is_written(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings("test", "", reference=reference)
+    monkeypatch.setattr(choice, "_position", lambda: (0, 2))
+    assert choice.choose(settings)([torch.zeros(3)]).kind == "sketch"
+
+
+@pytest.mark.parametrize(
+    ("elements", "world", "local", "kind"),
+    [
+        (2**28, 1, None, "exact"),  # 1 GiB in place
+        (2**29 + 1, 1, None, "sketch"),  # more than 2 GiB
+        (2**27, 2, "2", "exact"),  # 512 MiB from each of two ranks for each of two updates
+        (2**27 + 1, 2, "2", "sketch"),
+        (2**10, 2, "1", "sketch"),  # a host each
+    ],
+)
+def test_the_size_chooses(elements: int, world: int, local: str | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_position", lambda: (0, world))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    parameter = torch.empty(elements, device="meta")
+    assert choice.choose(Settings("test", "/nowhere", steps=2))([parameter]).kind == kind
