@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from accumlint.runtime.recorder import Listener, Recorder, Row
@@ -66,11 +67,11 @@ class Factors(Listener):
         chosen = self._chosen.get(uid)
         if chosen is None:
             every = sorted(self._recorder.optimizers.parameters(uid), key=lambda each: -int(each.numel()))
-            chosen = self._chosen[uid] = every[:PARAMETERS]
+            chosen = self._chosen[uid] = [weakref.ref(each) for each in every[:PARAMETERS]]
         found = []
         with torch.no_grad():
-            for parameter in chosen:
-                gradient = parameter.grad
+            for held in chosen:
+                gradient = getattr(held(), "grad", None)
                 if gradient is None or gradient.is_sparse:
                     continue
                 local = gradient.to_local() if hasattr(gradient, "to_local") else gradient

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from accumlint.runtime.patches import Patches
-from accumlint.runtime.places import OWN, belongs_to
+from accumlint.runtime.places import OWN, USER, belongs_to
 from accumlint.runtime.probes.samples import strided
 from accumlint.runtime.recorder import Listener, Recorder, Row
 from accumlint.trace import Kind
 
 MANUAL = "manual"
+BY_LIBRARY = "library"  # an installed package calls it, in the place of the user
+TOLD_ELSEWHERE: set[str] = set()  # files of wrappers whose reductions have a probe of their own
 SMALL = 4096  # elements of a value, rather than of a part of the gradients
 REDUCTIONS = {"all_reduce": 0, "reduce": 0, "all_reduce_coalesced": 0, "reduce_scatter_tensor": 1, "reduce_scatter_single": 1}
 AGREEMENTS = ("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object")
@@ -71,10 +73,12 @@ class Collectives(Listener):
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def reduce(*arguments: Any, **options: Any) -> Any:
-                if not self.recorder.active or belongs_to(sys._getframe(1).f_code.co_filename) == OWN:
+                caller = sys._getframe(1).f_code.co_filename
+                if not self.recorder.active or belongs_to(caller) == OWN or caller in TOLD_ELSEWHERE:
                     return original(*arguments, **options)
                 tensors = _given(arguments, options, position)
-                row = self._guarded(self._begins, name, tensors, arguments, options)
+                marks = [MANUAL] if belongs_to(caller) == USER else [MANUAL, BY_LIBRARY]
+                row = self._guarded(self._begins, name, tensors, marks, _operation(name, arguments, options))
                 result = original(*arguments, **options)
                 if row is not None and result is None and name in IN_PLACE:
                     self._guarded(self._ends, row, tensors)
@@ -95,7 +99,7 @@ class Collectives(Listener):
 
         return make
 
-    def _begins(self, name: str, tensors: list[Any], arguments: Any, options: dict[str, Any]) -> Row | None:
+    def _begins(self, name: str, tensors: list[Any], marks: list[str], operation: str) -> Row | None:
         """Notes a reduction. Returns its event where it is the first of gradients at this line."""
         recorder, backward = self.recorder, self.recorder.in_backward
         owners = {owner for owner in map(self._owner, tensors) if owner is not None}
@@ -105,7 +109,7 @@ class Collectives(Listener):
                 recorder.fact("rank-agreed", name)
             return None
         recorder.fact("manual-reduce", name)
-        row = recorder.event(Kind.REDUCE, targets=sorted(owners), options=[MANUAL])
+        row = recorder.event(Kind.REDUCE, targets=sorted(owners), options=marks)
         elements = sum(tensor.numel() for tensor in tensors)
         first = self._rows.setdefault((row.at, name), row)
         if first is not row:
@@ -114,7 +118,7 @@ class Collectives(Listener):
             first.numbers["elements"] += elements
             first.numbers["tensors"] += len(tensors)
             return None
-        row.numbers.update(bucket=0, elements=elements, tensors=len(tensors), operation=_operation(name, arguments, options))
+        row.numbers.update(bucket=0, elements=elements, tensors=len(tensors), operation=operation)
         row.numbers["backward"] = None if backward is None else backward.index
         recorder.later(row.numbers, "before", strided(_plain(tensors[0])))
         return row

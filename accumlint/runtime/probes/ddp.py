@@ -17,6 +17,7 @@ from accumlint.trace import Kind, Wrapper
 
 FLAG = "require_backward_grad_sync"
 COMM_HOOK = "comm-hook"
+NO_AVERAGING = "no-averaging"  # the divisor is not the number of ranks
 MAX_DEPTH = 6  # frames between an assignment of the flag and the context manager that makes it
 
 

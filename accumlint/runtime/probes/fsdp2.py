@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from accumlint.runtime.patches import Patches
+from accumlint.runtime.probes.ddp import NO_AVERAGING
 from accumlint.runtime.probes.replicate import switching
 from accumlint.runtime.probes.samples import Chunks
 from accumlint.runtime.recorder import Listener, Recorder, Row
 from accumlint.trace import Kind, Wrapper
-
-NO_AVERAGING = "no-averaging"
 
 
 @dataclass(slots=True)

@@ -301,3 +301,43 @@ def test_a_wrapper_within_a_module_of_the_user() -> None:
 
     for report in run(work, WORLD):
         assert [reductions for reductions, _, _ in _seen(report)] == [1, 1]
+
+
+def test_a_wrapper_that_nobody_holds_is_freed() -> None:
+    def work() -> bool:
+        import gc
+        import weakref
+
+        from torch.nn.parallel import DistributedDataParallel
+
+        with observed() as recorder:
+            model = DistributedDataParallel(_module())
+            _loop(model, [(model.no_sync, _none), (_none, _none)])
+            recorder.settle()
+            held = [weakref.ref(model), weakref.ref(model.module), weakref.ref(model.reducer), weakref.ref(model.module[0].weight)]
+            del model
+            gc.collect()
+            return all(each() is None for each in held)
+
+    assert run(work, WORLD) == [True] * WORLD
+
+
+def test_two_models_are_told_apart() -> None:
+    def work() -> dict[str, Any]:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        with observed() as recorder:
+            one, other = DistributedDataParallel(_module()), DistributedDataParallel(_module())
+            for last in (False, True):
+                with contextlib.nullcontext() if last else one.no_sync():
+                    loss = one(torch.ones(2, 5)).sum() + other(torch.ones(2, 5)).sum()
+                    loss.backward()
+            return _report(recorder)
+
+    for report in run(work, WORLD):
+        backwards = [row for row in report["rows"] if row["kind"] == "backward"]
+        one, other = (uid for uid, wrapper, _, _ in report["objects"] if wrapper == "DDP")
+        reduced = [(row["numbers"]["backward"], row["model"]) for row in report["rows"] if row["kind"] == "reduce"]
+        assert sorted(reduced) == sorted([(backwards[0]["index"], other), (backwards[1]["index"], one), (backwards[1]["index"], other)])
+        assert [row["sync"] for row in backwards] == [None, True]
