@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from accumlint.runtime.mailbox import Mailbox
 from accumlint.runtime.patches import Patches
 from accumlint.runtime.recorder import Recorder
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from accumlint.runtime.stop import Stopper
 
 Function = Callable[..., Any]
+LONGEST = 88  # bytes of a path that leave room for the name of a socket
 
 
 def install(recorder: Recorder, stopper: Stopper, patches: Patches) -> None:
@@ -22,6 +24,8 @@ def install(recorder: Recorder, stopper: Stopper, patches: Patches) -> None:
     import torch
     from torch.utils.data._utils import worker
 
+    if stopper.here:
+        _keep_sockets(stopper.mailbox)
     patches.replace(worker, "_worker_loop", lambda original: _silent(recorder, original))
     process = multiprocessing.process.BaseProcess
     patches.replace(process, "run", lambda original: _observed(stopper, original))
@@ -33,6 +37,16 @@ def install(recorder: Recorder, stopper: Stopper, patches: Patches) -> None:
             patches.replace(owner, "init_process_group", lambda original: _reborn(recorder, stopper, original))
             patches.replace(owner, "destroy_process_group", lambda original: _leaving(recorder, original))
     os.register_at_fork(after_in_child=stopper.forked)
+
+
+def _keep_sockets(box: Mailbox) -> None:
+    """Puts the sockets of multiprocessing into the folder of the run: processes that are ended cannot remove theirs."""
+    from multiprocessing import process
+
+    folder = box.path(f"pymp-{os.getpid()}")
+    if len(folder) < LONGEST:
+        os.makedirs(folder, exist_ok=True)
+        process.current_process()._config.setdefault("tempdir", folder)  # type: ignore[attr-defined]
 
 
 def _silent(recorder: Recorder, original: Function) -> Function:

@@ -61,7 +61,13 @@ def by_signal(number: int | None) -> str:
 def _end(report: dict[str, Any], missing: Rank | None, kind: str) -> RankEnd:
     rank, updates = int(report.get("rank", 0)), int(report.get("updates", 0))
     if missing is not None:
-        return RankEnd(rank, max(updates, missing.updates), kind, _how([missing]).strip() if kind == "died" else "", missing.stack or report.get("stack", ""))
+        return RankEnd(
+            rank,
+            max(updates, missing.updates),
+            kind,
+            _how([missing]).strip() if kind == "died" else "",
+            missing.stack or report.get("stack", ""),
+        )
     error = report.get("error") or {}
     detail = f"{error.get('type')}: {error.get('message')}" if error else ""
     return RankEnd(rank, updates, str(report.get("ended", "")), detail, report.get("stack", ""))

@@ -136,7 +136,6 @@ class Stopper:
                 stream.flush()
             except Exception:
                 continue
-        _remove_temporary()
         os._exit(status)
 
     def failed(self, error: BaseException) -> None:
@@ -317,16 +316,3 @@ def _place(trace: TracebackType | None) -> tuple[str, int]:
             found = (os.path.realpath(name), trace.tb_lineno)
         trace = trace.tb_next
     return found
-
-
-def _remove_temporary() -> None:
-    """The folder that multiprocessing would have removed at a usual exit."""
-    try:
-        import shutil
-        from multiprocessing import process
-
-        folder = process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
-    except Exception:
-        return

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,8 +27,8 @@ class Scene:
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.temporary = folder / "temporary"
-        self.temporary.mkdir(parents=True)
+        folder.mkdir(parents=True)
+        self.temporary = Path(tempfile.mkdtemp(prefix="scene-"))  # of a short name, for sockets live there
         self.mark = secrets.token_hex(16)
         kept = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONPATH"}}
         self.environment = {
@@ -82,6 +84,8 @@ class Scene:
         deadline = time.monotonic() + PATIENCE / 4
         while (found := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)
+        if not found:
+            shutil.rmtree(self.temporary)
         return found
 
     def _left(self) -> list[str]:
