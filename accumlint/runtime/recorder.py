@@ -59,7 +59,7 @@ class Listener:
         """What this backward contributes to a parameter, before it is added to `.grad`."""
 
     def change_begins(self, row: Row) -> None:
-        """Before an UNSCALE, NORMALIZE, CLIP or STEP takes effect."""
+        """Before an UNSCALE, CLIP or STEP takes effect."""
 
     def change_ends(self, row: Row) -> None:
         """After it."""
@@ -124,7 +124,8 @@ class Recorder:
             frames = user_frames(2)
             row.turns = self._turns.of(frames)
             row.at = self._stack(tuple(site(frame) for frame in frames))
-        row.micro_batch = self._micro_batches.number(row)
+        stack = self.stacks[row.at] if row.at >= 0 else []
+        row.micro_batch = self._micro_batches.number(row, stack[0] if stack else None)
         self.rows.append(row)
         return row
 
@@ -229,26 +230,37 @@ class _MicroBatches:
     """Numbers the micro-batches.
 
     A new one begins with a forward from a call that this one has seen already, after a backward, after a new batch of a
-    loader, or in another turn of a loop over data.
+    loader, or in another turn of a loop over data; also with one from the same line of a helper, called from elsewhere,
+    once the loop over data has been left.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._calls: dict[int, list[list[int]]] = {}
+        self._lines: dict[Site, list[list[int]]] = {}
         self._moved_on = False
 
-    def number(self, row: Row) -> int:
+    def number(self, row: Row, line: Site | None) -> int:
         if row.kind == Kind.FORWARD.value:
             taken = [turn for turn in row.turns if turn[3]]
-            before = self._calls.get(row.at)
-            if before is not None and (self._moved_on or before != taken):
+            if self._is_new(row, line, taken):
                 self._number += 1
                 self._calls.clear()
+                self._lines.clear()
             self._calls[row.at] = taken
+            if line is not None:
+                self._lines[line] = taken
             self._moved_on = False
         elif row.kind in {Kind.BACKWARD.value, Kind.DATA.value}:
             self._moved_on = True
         return self._number
+
+    def _is_new(self, row: Row, line: Site | None, taken: list[list[int]]) -> bool:
+        before = self._calls.get(row.at)
+        if before is not None:
+            return self._moved_on or before != taken
+        elsewhere = self._lines.get(line) if line is not None else None
+        return self._moved_on and elsewhere is not None and elsewhere != taken
 
 
 def installed_torch() -> Any:

@@ -53,8 +53,10 @@ class Turns:
             if not loops:
                 continue
             values = _values(frame, loops)
-            for loop in loops:
-                seen = tuple(values.get(name) for name in loop.names)
+            for depth, loop in enumerate(loops):
+                # What an inner loop sets as well says nothing of this one.
+                taken = {name for inner in loops[depth + 1 :] for name in inner.names}
+                seen = tuple(values.get(name) for name in loop.names if name not in taken)
                 state = self._seen((frame.f_code.co_filename, loop.line), parent, id(frame), seen)
                 found.append([loop.line, state.index, state.entry, int(any(isinstance(value, tuple) for value in seen)), _counter(seen)])
                 parent = (*parent, (state.index, state.entry))
@@ -89,10 +91,11 @@ def _values(frame: FrameType, loops: tuple[Loop, ...]) -> dict[str, object]:
     if not names or SNAPSHOTS & set(frame.f_code.co_names):
         return {}
     variables = frame.f_locals
-    found = {
-        name: value if isinstance(value, PLAIN) else ("object", id(value)) for name in names if (value := variables.get(name)) is not None
-    }
-
+    found: dict[str, object] = {}
+    for name in names:
+        value = variables.get(name)
+        if value is not None:
+            found[name] = value if isinstance(value, PLAIN) else ("object", id(value))
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict:
         # Before Python 3.13 this is a copy that the frame would keep, and with it every tensor in it.
         variables.clear()

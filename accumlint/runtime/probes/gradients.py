@@ -142,11 +142,7 @@ class _Gradients(Listener):
             return call()
         row.numbers["operation"] = operation
         _keep(recorder, row, operand)
-        recorder.tell("change_begins", row)
-        try:
-            return call()
-        finally:
-            recorder.tell("change_ends", row)
+        return call()
 
     def cleared(self, tensor: Any) -> None:
         owner = self.owner(tensor)

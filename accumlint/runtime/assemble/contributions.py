@@ -1,0 +1,205 @@
+"""The weight of every backward and of every scaling of gradients in a window, from the coefficients that all ranks have measured."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from accumlint.runtime.assemble.weights import UNKNOWN, Counts, factors_of, mean_factor, uniform
+from accumlint.runtime.assemble.windows import RankWindow, Row, SharedWindow
+from accumlint.trace import Kind
+from accumlint.weight import Weight, add
+
+Key = tuple[int, int]  # rank, index of the row
+Call = tuple[Row, dict[str, Any], RankWindow]  # the backward, the loss call behind it, the window
+Site = tuple[str, int]  # name of the loss, and the stack that called it
+
+TOLERANCE = 1e-2
+
+
+class Contributions:
+    """Weights by rank and row; `calls` gives what a loss site's calls were in one window."""
+
+    def __init__(self, windows: Sequence[SharedWindow], k: int, world: int) -> None:
+        self.weights: dict[Key, Weight] = {}
+        self.factors: dict[Key, Weight] = {}
+        self._windows = windows
+        self._k = k
+        self._world = world
+        for window in windows:
+            self._losses(window)
+            self._scalings(window)
+
+    def unseen(self, rank: int, index: int, divisor: float) -> Weight:
+        """The weight of a scaling that no probe saw, in the window of this row."""
+        for window in self._windows:
+            mine = next((each for each in window.ranks if each.rank == rank and any(row["index"] == index for row in each.rows)), None)
+            for calls in calls_by_site(window).values() if mine is not None else ():
+                counts = counts_of(calls, window, self._k, self._world)
+                own = next((one for call, one in zip(calls, counts, strict=True) if call[2].rank == rank), None)
+                if own is not None:
+                    mean = all(call[1]["reduction"] == "mean" for call in calls)
+                    return Weight(factors_of([divisor], 0, [own], mean=mean))
+        return UNKNOWN
+
+    def _losses(self, window: SharedWindow) -> None:
+        terms: dict[Key, list[Weight]] = defaultdict(list)
+        for calls in calls_by_site(window).values():
+            counts = counts_of(calls, window, self._k, self._world)
+            for at, weight in enumerate(_weights(calls, counts)):
+                terms[calls[at][2].rank, calls[at][0]["index"]].append(weight)
+        for rank in window.ranks:
+            for row in rank.backwards:
+                found = add(terms.get((rank.rank, row["index"]), []))
+                covered = row["numbers"].get("covered")
+                self.weights[rank.rank, row["index"]] = UNKNOWN if found is None or covered is False else found
+
+    def _scalings(self, window: SharedWindow) -> None:
+        """Scalings between the last backward and the step: the same statement on all ranks is one scalar of the window."""
+        sites = calls_by_site(window)
+        for calls in sites.values():
+            counts = counts_of(calls, window, self._k, self._world)
+            first = {call[2].rank: one for call, one in zip(reversed(calls), reversed(counts), strict=True)}
+            mean = all(call[1]["reduction"] == "mean" for call in calls)
+            for rows in _scaling_rows(window):
+                divisors = [divisor_of(row) for _, row in rows]
+                if any(each is None for each in divisors) or any(rank not in first for rank, _ in rows):
+                    continue
+                found = [each for each in divisors if each is not None]
+                of_ranks = [first[rank] for rank, _ in rows]
+                for at, (rank, row) in enumerate(rows):
+                    self.factors[rank, row["index"]] = Weight(factors_of(found, at, of_ranks, mean=mean))
+            return
+
+
+def calls_by_site(window: SharedWindow) -> dict[Site, list[Call]]:
+    """The loss calls of a window on all ranks, by where they are made."""
+    found: dict[Site, list[Call]] = defaultdict(list)
+    for rank in window.ranks:
+        for row, loss in rank.losses:
+            found[loss["name"], int(loss.get("at", -1))].append((row, dict(loss), rank))
+    return found
+
+
+def counts_of(calls: Sequence[Call], window: SharedWindow, k: int, world: int) -> list[Counts]:
+    """What can divide each of these calls of one site."""
+    of_micro_batch: dict[tuple[int, int], float] = defaultdict(float)
+    elements: dict[tuple[int, int], float] = defaultdict(float)
+    of_rank: dict[int, float] = defaultdict(float)
+    elements_of_rank: dict[int, float] = defaultdict(float)
+    for row, loss, rank in calls:
+        of_micro_batch[rank.rank, row["micro_batch"]] += loss["units"] or 0.0
+        elements[rank.rank, row["micro_batch"]] += loss.get("elements") or 0.0
+        of_rank[rank.rank] += loss["units"] or 0.0
+        elements_of_rank[rank.rank] += loss.get("elements") or 0.0
+    everything = sum(of_rank.values())
+    return [
+        Counts(
+            units=of_micro_batch[rank.rank, row["micro_batch"]],
+            elements=elements[rank.rank, row["micro_batch"]],
+            window_units=of_rank[rank.rank],
+            global_units=everything,
+            rows=float(loss.get("sequences") or 0.0),
+            window_elements=elements_of_rank[rank.rank],
+            accumulation=k,
+            size=rank.size,
+            world=world,
+        )
+        for row, loss, rank in calls
+    ]
+
+
+def _weights(calls: Sequence[Call], counts: Sequence[Counts]) -> Iterator[Weight]:
+    mean = all(loss["reduction"] == "mean" for _, loss, _ in calls)
+    scalars = [_scalars(row, loss) for row, loss, _ in calls]
+    lengths = {len(each) for each in scalars if each is not None}
+    if len(lengths) != 1 or any(each is None for each in scalars):
+        scalars = [_product_of_all(row, loss) for row, loss, _ in calls]
+    else:
+        scalars = _without_undone([each for each in scalars if each is not None])
+    for at, (_, loss, _) in enumerate(calls):
+        own = scalars[at]
+        if own is None:
+            yield UNKNOWN
+            continue
+        factors = [mean_factor(loss)] if loss["reduction"] == "mean" else []
+        for position in range(len(own)):
+            column = [each[position] if each is not None else math.nan for each in scalars]
+            factors += factors_of(column, at, counts, mean=mean)
+        yield Weight(tuple(factors))
+
+
+def _without_undone(scalars: Sequence[list[float]]) -> list[list[float] | None]:
+    """Without the scalars that another one takes back in every call, such as `/ K` under `* K`."""
+    columns = [list(column) for column in zip(*scalars, strict=True)]
+    kept: list[list[float]] = []
+    for column in columns:
+        undone = next((each for each in kept if all(math.isclose(one * other, 1.0) for one, other in zip(each, column, strict=True))), None)
+        if undone is not None:
+            kept.remove(undone)
+        else:
+            kept.append(column)
+    return [[column[at] for column in kept] for at in range(len(scalars))]
+
+
+def _scalars(row: Row, loss: dict[str, Any]) -> list[float] | None:
+    """The divisors that the loss went through, without the loss scale; None where they do not give the measured coefficient."""
+    operands = loss.get("operands")
+    measured = total(row, loss)
+    if operands is None or measured is None or any(value is None for _, value in operands):
+        return None
+    scale = scale_of(row)
+    found: list[float] = []
+    for operation, value in operands:
+        if scale is not None and operation == "mul" and math.isclose(value, scale, rel_tol=1e-6):
+            scale = None
+        elif value:
+            found.append(value if operation == "div" else 1 / value)
+        else:
+            return None
+    product = math.prod(1 / each for each in found)
+    return found if math.isclose(product, measured, rel_tol=TOLERANCE) else None
+
+
+def _product_of_all(row: Row, loss: dict[str, Any]) -> list[float] | None:
+    measured = total(row, loss)
+    return None if measured is None or measured <= 0 else [1 / measured]
+
+
+def total(row: Row, loss: dict[str, Any]) -> float | None:
+    """What the loss call's own value is multiplied by on its way to the root, without the loss scale."""
+    coefficient = uniform(loss)
+    if coefficient is None:
+        return None
+    own = loss["units"] if loss["reduction"] == "mean" else 1.0
+    return None if not own else coefficient * float(own) / (scale_of(row) or 1.0)
+
+
+def scale_of(row: Row) -> float | None:
+    """The loss scale of a backward whose root a scaler has scaled."""
+    scale = row["numbers"].get("scale")
+    return float(scale) if row["scaled"] and scale else None
+
+
+def _scaling_rows(window: SharedWindow) -> Iterator[list[tuple[int, Row]]]:
+    """The scalings of the window's end, those of one place on all ranks together."""
+    by_place: dict[tuple[int, int], list[tuple[int, Row]]] = defaultdict(list)
+    for rank in window.ranks:
+        last = rank.backwards[-1]["index"] if rank.backwards else -1
+        seen: dict[int, int] = defaultdict(int)
+        for row in rank.rows:
+            if row["kind"] == Kind.NORMALIZE.value and row["index"] > last:
+                by_place[row["at"], seen[row["at"]]].append((rank.rank, row))
+                seen[row["at"]] += 1
+    yield from by_place.values()
+
+
+def divisor_of(row: Row) -> float | None:
+    """What a scaling by hand divides the gradients by."""
+    numbers = row["numbers"]
+    operand, factor = numbers.get("operand"), numbers.get("factor")
+    if operand:
+        return float(operand) if numbers.get("operation") == "div" else 1 / float(operand)
+    return 1 / float(factor) if factor else None

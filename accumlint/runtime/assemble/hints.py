@@ -1,0 +1,93 @@
+"""What the source says of the same lines: names for what was measured, and what people do on purpose.
+
+No number comes from here. The rehearsal knows how K is spelled, that a horizon is counted in micro-batches, or that a loss is a sum by
+convention; the run knows how large everything is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from accumlint.trace import Accumulation, Event, Evidence, Guard, Kind, Place, Trace
+from accumlint.weight import Factor, Quantity, Weight
+
+# Evidence that only the source can give; what can be counted is taken from the run.
+FROM_SOURCE = ("sum-convention", "engine-divides", "replays-features", "warm-up", "dist-autograd", "freezes", "means-to-accumulate")
+
+
+class Hints:
+    """The rehearsed traces of the files that the run came through."""
+
+    def __init__(self, traces: Iterable[Trace] = ()) -> None:
+        self._traces = tuple(traces)
+        self._events: dict[tuple[Kind, str, int], Event] = {}
+        for trace in self._traces:
+            for event in trace.events:
+                self._events.setdefault((event.kind, event.place.path, event.place.line), event)
+
+    def event(self, kind: Kind, place: Place) -> Event | None:
+        """The rehearsed event of this kind at the same line."""
+        return self._events.get((kind, place.path, place.line))
+
+    def of(self, kind: Kind, path: str) -> list[Event]:
+        """The rehearsed events of a kind in a file, by line, each line once."""
+        return [
+            event for (each, where, _), event in sorted(self._events.items(), key=lambda item: item[0][2]) if each is kind and where == path
+        ]
+
+    def options(self, kind: Kind, place: Place) -> frozenset[str]:
+        event = self.event(kind, place)
+        return event.options if event is not None else frozenset()
+
+    def gate(self, place: Place) -> Guard | None:
+        """The boundary's test around a step."""
+        event = self.event(Kind.STEP, place)
+        return next((guard for guard in reversed(event.guards) if guard.cause == "gate"), None) if event is not None else None
+
+    def factors(self, place: Place, quantity: Quantity) -> list[Factor]:
+        """How the source spells the factors of this quantity in the weight of a backward, or in a scaling of gradients."""
+        for kind in (Kind.BACKWARD, Kind.NORMALIZE):
+            event = self.event(kind, place)
+            if event is not None and event.weight is not None:
+                return [factor for factor in event.weight.of(quantity) if not factor.implicit]
+        return []
+
+    def named(self, weight: Weight, place: Place) -> Weight:
+        """The weight with the texts and places of the factors that the source has in this line's weight.
+
+        A number that no count of the run explains is a count of inputs where the source says so.
+        """
+        spare = {quantity: self.factors(place, quantity) for quantity in Quantity}
+        return replace(weight, factors=tuple(_named(factor, spare) for factor in weight.factors))
+
+    def accumulation(self, backwards: Iterable[Place]) -> Accumulation | None:
+        """How K is spelled in the loop with these backwards."""
+        places = {(place.path, place.line) for place in backwards}
+        for trace in self._traces:
+            if trace.accumulation is not None and any((one.place.path, one.place.line) in places for one in trace.of(Kind.BACKWARD)):
+                return trace.accumulation
+        return None
+
+    def facts(self) -> Mapping[str, tuple[Evidence, ...]]:
+        found: dict[str, tuple[Evidence, ...]] = {}
+        for trace in self._traces:
+            for name in FROM_SOURCE:
+                if trace.facts.get(name):
+                    found.setdefault(name, trace.facts[name])
+        return found
+
+
+def _named(factor: Factor, spare: dict[Quantity, list[Factor]]) -> Factor:
+    if factor.implicit:
+        return factor
+    candidates = [factor.quantity, Quantity.UNKNOWN, Quantity.CONSTANT]
+    if factor.quantity is Quantity.CONSTANT:
+        candidates = [Quantity.CONSTANT, Quantity.INPUTS, Quantity.ACCUMULATION, Quantity.UNKNOWN]
+    for quantity in candidates:
+        match = next((each for each in spare[quantity] if (each.power > 0) == (factor.power > 0)), None)
+        if match is not None:
+            spare[quantity].remove(match)
+            taken = quantity if quantity in {Quantity.INPUTS, Quantity.ACCUMULATION} else factor.quantity
+            return replace(match, quantity=taken, power=factor.power, value=factor.value)
+    return factor

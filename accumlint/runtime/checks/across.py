@@ -1,0 +1,183 @@
+"""Findings that no single rank's trace can show: ranks that differ, and micro-batches or steps that were left out in this run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from accumlint.findings import Finding, Severity
+from accumlint.runtime.assemble import Assembly
+from accumlint.runtime.assemble.sources import place_of, text_of
+from accumlint.runtime.assemble.windows import RankWindow, Row, SharedWindow, stack_of
+from accumlint.runtime.checks.context import Run, listed
+from accumlint.runtime.checks.ranks import differences
+from accumlint.trace import Event, Guard, Kind, Place, Wrapper
+from accumlint.weight import Quantity
+
+DECIDED_BY_RANK = {"data", "rank", "clock", "memory", "exception"}
+SYNC = {"ACC101", "ACC102", "ACC105", "ACC108", "ACC110", "ACC111"}
+
+
+def findings_across(assembly: Assembly, found: Sequence[Finding]) -> list[Finding]:
+    """What the ranks show together, beside the findings on each rank's trace."""
+    if not assembly.reports:
+        return []
+    run = Run(assembly, found)
+    more = [*_uneven(run)]
+    if not SYNC & {finding.code for finding in (*found, *more)}:
+        more += _apart(run)
+    more += _kept(run)
+    more += _shrunk(run)
+    return more
+
+
+def _uneven(run: Run) -> Iterator[Finding]:
+    """Ranks that differ in the number of backwards of a window, or of updates."""
+    if run.world < 2 or len(run.reports) < run.world or not _synchronised(run) or _has_fact(run, "join"):
+        return
+    for window in run.assembly.windows:
+        sizes = [each.size for each in window.ranks]
+        steps = [each.step is not None for each in window.ranks]
+        if len(sizes) == run.world and len(set(sizes)) == 1 and len(set(steps)) == 1:
+            continue
+        if len(sizes) < run.world and any(report["ended"] != "script" for report in run.reports):
+            return  # the run was stopped in the middle
+        guard = _left_by(run, window.ranks[0], {Kind.BACKWARD, Kind.FORWARD, Kind.STEP})
+        row = window.ranks[0].backwards[0] if window.ranks[0].backwards else None
+        place = guard.place if guard else _place(run, row)
+        what = f"`{guard.text}`" if guard else "this loop"
+        counts = listed([f"{size} on rank {each.rank}" for size, each in zip(sizes, window.ranks, strict=True)])
+        missing = "" if len(sizes) == run.world else f"; {run.world - len(sizes)} ranks have no such window"
+        yield _finding(
+            "ACC105",
+            place,
+            f"{what} did not go the same way on all ranks: window {window.number + 1} had backwards {counts}{missing}",
+            "agree on the decision over all ranks (all_reduce it), or run the backward everywhere with the loss multiplied by 0",
+            Severity.ERROR,
+        )
+        return
+
+
+def _apart(run: Run) -> Iterator[Finding]:
+    """Replicas that differ after an update, without another finding that explains it."""
+    for difference in differences(run):
+        step = difference.window.ranks[0].step
+        yield _finding(
+            "ACC102",
+            _place(run, step),
+            f"after `{_text(run, step)}` of window {difference.window.number + 1} the {difference.what} of the ranks differ, "
+            f"though a wrapper is to keep them equal",
+            "synchronise the window's last micro-batch on every rank, and change gradients in the same way on all of them",
+            Severity.ERROR,
+        )
+        return
+
+
+def _kept(run: Run) -> Iterator[Finding]:
+    """A window whose step was left out and whose gradients went on into the next one."""
+    if {finding.code for finding in run.findings} & {"ACC303", "ACC306", "ACC307"}:
+        return
+    k = run.assembly.k
+    for window in run.complete:
+        own = window.ranks[0]
+        if k < 2 or own.size <= k or own.size % k:
+            continue
+        guard = _left_by(run, own, {Kind.STEP})
+        if guard is None:
+            continue
+        yield _finding(
+            "ACC313",
+            guard.place,
+            f"`{guard.text}` left out the step after {k} micro-batches and nothing cleared their gradients: "
+            f"window {window.number + 1} of this run has {own.size}",
+            "zero the gradients on the skipping path as well",
+            Severity.ERROR,
+        )
+        return
+
+
+def _shrunk(run: Run) -> Iterator[Finding]:
+    """A window with fewer backwards than its divisor, for a micro-batch was left out inside it."""
+    k = run.assembly.k
+    for window in run.complete:
+        own = window.ranks[0]
+        if k < 2 or own.size >= k or not _divided_by(run, own, k) or not _left_one_out(window, run):
+            continue
+        guard = _left_by(run, own, {Kind.BACKWARD})
+        if guard is None:
+            continue
+        yield _finding(
+            "ACC319",
+            guard.place,
+            f"`{guard.text}` left {k - own.size} of {k} micro-batches out of window {window.number + 1}, "
+            f"but the others are still divided by {k}",
+            "divide by the number of micro-batches that were used, and keep the boundary test outside the skip",
+            Severity.WARNING,
+        )
+        return
+
+
+def _divided_by(run: Run, window: RankWindow, k: int) -> bool:
+    weights = [run.contributions.weights.get((window.rank, row["index"])) for row in window.backwards]
+    return all(
+        weight is not None and any(factor.power < 0 and factor.value == k for factor in weight.of(Quantity.ACCUMULATION))
+        for weight in weights
+    )
+
+
+def _left_one_out(window: SharedWindow, run: Run) -> bool:
+    """Whether the window lacks a turn of its loop: a counter jumped, a batch was taken or a forward ran without a backward."""
+    own = window.ranks[0]
+    if not own.backwards:
+        return False
+    inside = own.rows
+    taken = sum(1 for row in inside if row["kind"] == Kind.DATA.value)
+    forwards = {row["micro_batch"] for row in inside if row["kind"] == Kind.FORWARD.value}
+    counters = [row["turns"][-1][4] for row in own.backwards if row["turns"]]
+    jumps = [later - earlier for earlier, later in pairwise(counters) if earlier >= 0]
+    return (
+        taken > own.size
+        or len(forwards) > own.size
+        or any(jump > 1 for jump in jumps)
+        or (run.assembly.k > own.size > 0 and not _ends_pass(run, own))
+    )
+
+
+def _ends_pass(run: Run, window: RankWindow) -> bool:
+    from accumlint.runtime.assemble.loops import Loops
+
+    return Loops(run.reports[0]).ends_pass(window.backwards[-1])
+
+
+def _left_by(run: Run, window: RankWindow, kinds: set[Kind]) -> Guard | None:
+    """The condition in the same file that the source says leaves these events out."""
+    stacks = [stack_of(run.reports[0], row) for row in (*window.backwards, window.step) if row is not None]
+    paths = {str(stack[0][0]) for stack in stacks if stack}
+    skips = [event for path in paths for event in run.assembly.hints.of(Kind.SKIP, path)]
+    found = [event for event in skips if event.guard is not None and event.skipped & kinds and event.guard.cause in DECIDED_BY_RANK]
+    best = max(found, key=lambda event: len(event.skipped & kinds), default=None)
+    return best.guard if best is not None else None
+
+
+def _synchronised(run: Run) -> bool:
+    wrapped = any(entry["wrapper"] != Wrapper.NONE.value for report in run.reports for entry in report["objects"])
+    return wrapped or _has_fact(run, "manual-reduce")
+
+
+def _has_fact(run: Run, name: str) -> bool:
+    return any(fact["name"] == name for report in run.reports for fact in report.get("facts", ()))
+
+
+def _place(run: Run, row: Row | None) -> Place:
+    stack: list[Any] = stack_of(run.reports[0], row) if row is not None else []
+    return place_of(stack[0]) if stack else Place(str(run.reports[0]["script"]), 1)
+
+
+def _text(run: Run, row: Row | None) -> str:
+    stack: list[Any] = stack_of(run.reports[0], row) if row is not None else []
+    return text_of(stack[0]) if stack else "the step"
+
+
+def _finding(code: str, place: Place, message: str, help: str, severity: Severity, events: tuple[Event, ...] = ()) -> Finding:
+    return Finding(code, place, message, help, events=events, severity=severity)

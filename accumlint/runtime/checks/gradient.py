@@ -1,0 +1,70 @@
+"""The gradient that reached the optimizer against the one that the window should have had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accumlint.runtime.checks.context import Run, confirmed, unobserved, violated
+from accumlint.runtime.checks.scaling import factors, unexplained
+from accumlint.runtime.checks.weights import SUM, UNIFORM
+from accumlint.runtime.checks.window import ORDER
+from accumlint.verdict import Check, Topic
+
+# Relative L2 by dtype of the gradient, and beside it the bound on the largest difference, which depends on scale.
+TOLERANCES = {"float64": 1e-12, "float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
+LARGEST = {"float64": 1e-12, "float32": 1e-4, "bfloat16": 2e-2, "float16": 2e-2}
+EVIDENCE = (*UNIFORM, *SUM, *ORDER, "ACC101", "ACC102", "ACC108", "ACC111", "ACC402", "ACC404", "ACC405", "ACC406")
+
+
+def gradient(run: Run) -> Check:
+    """Relative L2 and largest difference; coefficients decide, the gradient confirms."""
+    topic = Topic.GRADIENT
+    found = [(window, reference) for window in run.complete if (reference := reference_of(window.ranks[0].step)) is not None]
+    compared = [(window, reference) for window, reference in found if reference.get("relative") is not None]
+    if not compared:
+        why = next((reference.get("why") for _, reference in found if reference.get("why")), "")
+        return unobserved(topic, _why(found, str(why or "")))
+    lines = [_line(window.number, reference) for window, reference in compared][:6]
+    numbers = {"windows": [dict(reference) for _, reference in compared]}
+    worst = max((reference for _, reference in compared), key=lambda reference: reference["relative"] / _bound(run, reference))
+    text = f"relative L2 {worst['relative']:.2e}" + (
+        f", largest difference {worst['max_abs']:.2e}" if worst.get("max_abs") is not None else ""
+    )
+    text += f" ({worst['dtype'].removeprefix('torch.')}, bound {_bound(run, worst):g})"
+    if worst["relative"] <= _bound(run, worst):
+        return confirmed(topic, f"The gradient is the one of the whole window: {text}.", lines, numbers)
+    codes = run.guilty(*EVIDENCE)
+    if codes:
+        return violated(topic, codes, f"The gradient is not the one of the whole window: {text}.", lines, numbers)
+    return unobserved(
+        topic, f"The gradient differs from the mean over all targets, {text}, by what no rule takes for a mistake.", lines, numbers
+    )
+
+
+def reference_of(step: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return None if step is None else step["numbers"].get("reference")
+
+
+def _bound(run: Run, reference: Mapping[str, Any]) -> float:
+    return run.tolerance or TOLERANCES.get(str(reference.get("dtype", "")).removeprefix("torch."), 1e-3)
+
+
+def _why(found: object, why: str) -> str:
+    if not found:
+        return "No reference was computed in this run."
+    return f"No reference: {why}." if why else "No reference was computed."
+
+
+def _line(number: int, reference: Mapping[str, Any]) -> str:
+    text = f"window {number + 1}: relative L2 {reference['relative']:.2e}"
+    if reference.get("max_abs") is not None:
+        bound = LARGEST.get(str(reference.get("dtype", "")).removeprefix("torch."))
+        text += f", largest difference {reference['max_abs']:.2e}" + (f" (the usual bound is {bound:g})" if bound else "")
+    worst = reference.get("worst") or ()
+    if worst and reference["relative"] > 1e-9:
+        text += "; furthest off: " + ", ".join(f"{name} {value:.1e}" for name, value in worst[:5])
+    return text
+
+
+__all__ = ["factors", "gradient", "unexplained"]

@@ -1,0 +1,58 @@
+"""How many buckets every backward has reduced."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accumlint.runtime.assemble.windows import RankWindow
+from accumlint.runtime.checks.context import Run, confirmed, counted, listed, unobserved, violated
+from accumlint.trace import Kind, Wrapper
+from accumlint.verdict import Check, Topic
+
+CODES = ("ACC101", "ACC102", "ACC103", "ACC104", "ACC108", "ACC110", "ACC111")
+MANUAL = "manual"
+
+
+def hooks(run: Run) -> Check:
+    """All buckets once, at the boundary; or none off it."""
+    topic = Topic.HOOKS
+    codes = run.guilty(*CODES)
+    wrappers = [entry for report in run.reports[:1] for entry in report["objects"] if entry["wrapper"] != Wrapper.NONE.value]
+    counts = [buckets_of(run.reports[0], window.ranks[0]) for window in run.complete]
+    lines = [f"window {number + 1}: {listed(each)} buckets a micro-batch" for number, each in enumerate(counts)][:6]
+    if codes:
+        return violated(topic, codes, _summary(counts), lines, {"buckets": counts})
+    if run.world < 2:
+        return unobserved(topic, "One process: there is nothing to reduce.")
+    if not wrappers:
+        return unobserved(topic, "No data-parallel wrapper was seen in this run.")
+    if not any(any(each) for each in counts):
+        return unobserved(topic, "No reduction was seen: gradients may be reduced by other means.", lines, {"buckets": counts})
+    return confirmed(topic, _summary(counts), lines, {"buckets": counts})
+
+
+def buckets_of(report: Mapping[str, Any], window: RankWindow) -> list[int]:
+    """The buckets that were reduced in each micro-batch of a window, all wrappers together."""
+    reduced: dict[int, int] = defaultdict(int)
+    for row in report["events"]:
+        if row["kind"] == Kind.REDUCE.value and MANUAL not in row["options"] and row["numbers"].get("backward") is not None:
+            reduced[row["numbers"]["backward"]] += 1
+    found: dict[int, int] = {}
+    for row in window.backwards:
+        found[row["micro_batch"]] = found.get(row["micro_batch"], 0) + reduced[row["index"]]
+    return list(found.values())
+
+
+def _summary(counts: Sequence[Sequence[int]]) -> str:
+    patterns = {tuple(number > 0 for number in window) for window in counts}
+    if not counts:
+        return "No complete window was seen."
+    if patterns <= {(*(False for _ in range(len(window) - 1)), True) for window in counts}:
+        return f"Gradients are reduced once a window, in its last micro-batch ({counted(len(counts), 'window')})."
+    if all(all(window) for window in counts):
+        return "Gradients are reduced in every micro-batch."
+    if not any(any(window) for window in counts):
+        return "Gradients are never reduced."
+    return f"Buckets reduced in the micro-batches of the first window: {listed(counts[0])}."

@@ -1,0 +1,124 @@
+"""What one target counts: the same for all of a window, and 1/N after the reduction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from accumlint.runtime.assemble.contributions import Call, calls_by_site, scale_of
+from accumlint.runtime.assemble.weights import uniform as uniform_coefficient
+from accumlint.runtime.assemble.windows import SharedWindow
+from accumlint.runtime.checks.context import Run, confirmed, share, unobserved, violated
+from accumlint.runtime.checks.reduction import measured_factor
+from accumlint.runtime.checks.scaling import factors, unexplained
+from accumlint.verdict import Check, Topic
+
+UNIFORM = ("ACC201", "ACC204", "ACC207", "ACC208")
+SUM = ("ACC202", "ACC203", "ACC205", "ACC206", "ACC212", "ACC215", "ACC319")
+EXACT = 2e-3
+
+
+def uniform(run: Run) -> Check:
+    """The coefficients of all targets of a window, on all ranks."""
+    topic = Topic.WEIGHTS
+    codes = run.guilty(*UNIFORM)
+    spreads = [
+        (low, high)
+        for window in run.complete
+        for calls in calls_by_site(window).values()
+        for low, high in [_range(calls)]
+        if low is not None
+    ]
+    lines = [f"window {window.number + 1}: {_told(window)}" for window in run.complete][:6]
+    numbers = {"coefficients": [[low, high] for low, high in spreads]}
+    why = uncovered(run)
+    if codes:
+        return violated(topic, codes, "Targets of one window do not count the same.", lines, numbers)
+    if why:
+        return unobserved(topic, why, lines, numbers)
+    if not spreads:
+        return unobserved(topic, "No loss call with a coefficient was seen.")
+    if any(high is None or not math.isclose(low, high, rel_tol=EXACT) for low, high in spreads if low is not None):
+        return unobserved(topic, "Targets of one window count differently, which no rule takes for a mistake.", lines, numbers)
+    return confirmed(topic, "All targets of a window count the same before the reduction.", lines, numbers)
+
+
+def total(run: Run) -> Check:
+    """The coefficients times the counts, summed over the window and all ranks, after the reduction."""
+    topic = Topic.SUM
+    codes = run.guilty(*SUM)
+    sums = [window_sum(run, window) for window in run.complete]
+    known = [each for each in sums if each is not None]
+    lines = [f"window {number + 1}: {share(each)}" for number, each in enumerate(sums) if each is not None][:6]
+    if codes:
+        return violated(topic, codes, "The weights of a window do not add up to 1.", lines, {"sums": sums})
+    why = uncovered(run)
+    if why or not known:
+        return unobserved(topic, why or _no_sum(run), lines, {"sums": sums})
+    if all(math.isclose(each, 1.0, rel_tol=EXACT) for each in known):
+        return confirmed(topic, "The weights of every window add up to 1.", lines, {"sums": sums})
+    return unobserved(
+        topic,
+        f"The weights add up to {share(known[0])}: a factor of the objective's own, or a convention no rule judges.",
+        lines,
+        {"sums": sums},
+    )
+
+
+def window_sum(run: Run, window: SharedWindow) -> float | None:
+    """None where a loss was not recorded, the reduction was not measured, or the gradients were changed by no scalar."""
+    sites = calls_by_site(window)
+    factor = 1.0 if run.world < 2 else measured_factor(run)
+    if len(sites) != 1 or factor is None or any(unexplained(each) for each in window.ranks):
+        return None
+    found = 0.0
+    for calls in sites.values():
+        for row, loss, rank in calls:
+            coefficient = uniform_coefficient(loss)
+            if coefficient is None or not loss["units"]:
+                return None
+            scaled = math.prod(value for name, value in factors(rank) if name in {"normalise", "unseen"})
+            found += coefficient * float(loss["units"]) / (scale_of(row) or 1.0) * scaled
+    return found * factor
+
+
+def uncovered(run: Run) -> str:
+    """Why the losses of some backward are not all known; "" where they are."""
+    for window in run.complete:
+        for rank in window.ranks:
+            for row in rank.backwards:
+                if row["numbers"].get("covered") is False:
+                    return f"Not covered: {row['numbers'].get('why') or 'a loss was not recorded'}."
+    return ""
+
+
+def _no_sum(run: Run) -> str:
+    if any(len(calls_by_site(window)) > 1 for window in run.complete):
+        return "The loss has several terms: each has its own weights."
+    if run.world > 1 and measured_factor(run) is None:
+        return "The factor of the reduction was not measured."
+    return "No window has one coefficient for each of its losses."
+
+
+def _range(calls: Sequence[Call]) -> tuple[float | None, float | None]:
+    found = [(uniform_coefficient(loss), scale_of(row) or 1.0) for row, loss, _ in calls if loss["units"]]
+    if not found:
+        return None, None
+    if any(each is None for each, _ in found):
+        return 0.0, None
+    values = [each / scale for each, scale in found if each is not None]
+    return min(values), max(values)
+
+
+def _told(window: SharedWindow) -> str:
+    """Coefficient × targets of each micro-batch, the ranks one after the other."""
+    parts: list[str] = []
+    for rank in window.ranks:
+        cells: list[str] = []
+        for row, loss in rank.losses:
+            coefficient = uniform_coefficient(loss)
+            value = "mixed" if coefficient is None else share(coefficient / (scale_of(row) or 1.0))
+            cells.append(f"{value} × {loss['units']:g}" if loss["units"] is not None else value)
+        shown = ", ".join(cells[:8]) + (", …" if len(cells) > 8 else "")
+        parts.append(f"rank {rank.rank}: {shown}" if len(window.ranks) > 1 else shown)
+    return "; ".join(parts[:8])
