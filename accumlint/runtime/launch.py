@@ -62,9 +62,10 @@ class Launch:
 
 
 def prepare(program: Program, settings: Settings, environment: Mapping[str, str]) -> Launch:
-    """Makes the folder of the run and what its program needs. The caller removes the folder."""
-    folder = os.path.realpath(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-    ready = replace(settings, token=secrets.token_hex(16), folder=folder, controller=os.getpid(), host=socket.gethostname())
+    """Gives the run its token, names its folder (which is made when it is watched), and tells what its program needs."""
+    token = secrets.token_hex(16)
+    folder = os.path.join(os.path.realpath(tempfile.gettempdir()), FOLDER_PREFIX + token[:8])
+    ready = replace(settings, token=token, folder=folder, controller=os.getpid(), host=socket.gethostname())
     if is_rank(program, environment) and ready.reference == "auto":
         ready = replace(ready, reference="sketch")  # ranks under controllers of their own share no folder
     shows = not is_rank(program, environment) or environment.get("RANK") == "0"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +81,7 @@ def supervise(launch: Launch, show: Show = lambda ranks, seconds: None) -> Outco
         reaper = processes.Reaper(token, folder)
         supervisor: _Supervisor | None = None
         try:
+            os.mkdir(folder, 0o700)  # not before there is somebody to remove it
             processes.adopt()
             supervisor = _Supervisor(launch, interruption, show, started)
             ending = supervisor.watch()
@@ -99,7 +102,8 @@ def _interruptible() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
 
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    watched = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, note) for number in watched}
     try:
         yield came
     finally:

@@ -69,16 +69,15 @@ def test_trackers_are_off_unless_the_user_has_said_otherwise() -> None:
 def test_which_controller_shows(program: Program, environment: dict[str, str], rank: bool, shows: bool) -> None:
     assert is_rank(program, environment) is rank
     launch = prepare(program, SETTINGS, environment)
-    os.rmdir(launch.settings.folder)
     assert launch.shows is shows
     assert launch.settings.steps == 3
-    assert launch.settings.token != prepare_token(program)
 
 
-def prepare_token(program: Program) -> str:
-    launch = prepare(program, SETTINGS, {})
-    os.rmdir(launch.settings.folder)
-    return launch.settings.token
+def test_every_run_has_its_own_token_and_folder() -> None:
+    first, second = (prepare(Program("a.py"), SETTINGS, {}).settings for _ in range(2))
+    assert first.token != second.token
+    assert first.folder != second.folder
+    assert not os.path.exists(first.folder)
 
 
 def python(folder: Path, code: str, *, path: str = "", injected: bool = True, flags: tuple[str, ...] = ()) -> str:
