@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from accumlint.cli.output import COLOR, warn, write
+from accumlint.cli.output import COLOR, warn
 from accumlint.config import FORMATS, OBJECTIVES, nearest
 from accumlint.verdict import REQUIREMENTS
 
@@ -134,7 +134,11 @@ def run_verify(options: Options) -> int:
     if outcome.ending is Ending.INTERRUPTED:
         warn(f"interrupted after {outcome.seconds:.0f} s; nothing of the run is left")
         return 128 + (outcome.interrupted_by or 2)
-    return _shown(outcome, options) if outcome.shows else _quiet_status(outcome)
+    if not outcome.shows:
+        return _quiet_status(outcome)
+    from accumlint.cli.measured import shown
+
+    return shown(outcome, options)
 
 
 def program(options: Options) -> Program:
@@ -185,18 +189,6 @@ def _settings(options: Options) -> Settings:
         keep_going=options.keep_going,
         objective=options.objective or nearest(os.getcwd()).objective,
     )
-
-
-def _shown(outcome: Outcome, options: Options) -> int:
-    """Judges a run and writes the report; the exit status."""
-    import json
-
-    from accumlint.runtime.endings import problem, rank_ends
-
-    ends = [end._asdict() if hasattr(end, "_asdict") else str(end) for end in rank_ends(outcome)]
-    raw = {"ending": outcome.ending.value, "problem": problem(outcome, options.steps), "ranks": ends, "reports": outcome.reports}
-    write(json.dumps(raw, indent=1) + "\n")
-    return _quiet_status(outcome)
 
 
 def _quiet_status(outcome: Outcome) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +20,15 @@ from accumlint.verdict import Measurement, RankEnd
 
 @dataclass(frozen=True)
 class Question:
-    """What the user wants to know: `expect_k` and `tolerance` are None unless given; `rules` are those that judge."""
+    """What the user wants to know: `expect_k` and `tolerance` are None unless given; `rules` are those that judge, and `keep`
+    selects among what they find."""
 
     steps: int
     rules: Sequence[Rule]
     expect_k: int | None = None
     tolerance: float | None = None
     min_confidence: Confidence = Confidence.HIGH
+    keep: Callable[[list[Finding]], list[Finding]] = list
 
 
 def measurement(
@@ -66,7 +68,7 @@ def findings_of(assembly: Assembly, question: Question) -> list[Finding]:
     for finding in findings_across(assembly, list(found.values())):
         if finding.code in chosen and not any(each.code == finding.code for each in found.values()):
             found.setdefault(finding.key, replace(finding, trace=assembly.traces[0] if assembly.traces else None))
-    return sorted(found.values(), key=lambda finding: (finding.place.path, finding.place.line, finding.code))
+    return sorted(question.keep(list(found.values())), key=lambda finding: (finding.place.path, finding.place.line, finding.code))
 
 
 def _end(report: Report) -> RankEnd:
