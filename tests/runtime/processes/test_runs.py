@@ -42,6 +42,7 @@ def test_a_plain_script(tmp_path: Path) -> None:
     assert (outcome["ending"], outcome["code"], outcome["troubles"]) == ("updates", 0, [])
     (report,) = outcome["reports"]  # the workers of the loaders are silent
     assert (report["ended"], report["updates"], report["argv"]) == ("updates", 2, ["--lr", "1"])
+    assert any("torch.compile was switched off" in limit for limit in report["limits"])
     assert [event["kind"] for event in report["events"]].count("backward") == 4
     assert [event["kind"] for event in report["events"]][-1] == "zero"
     said = scene.stderr.splitlines()

@@ -16,13 +16,14 @@ def main() -> None:
     print("site", getattr(sys.modules["sitecustomize"], "MARK", "none") if "sitecustomize" in sys.modules else "none")
     print("path", [each for each in sys.path if "inject" in each])
     model = torch.nn.Linear(4, 1)
+    scaled = torch.compile(lambda loss: loss / K)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(96, 4), torch.randn(96, 1))
     forked = DataLoader(data, batch_size=8, num_workers=1, multiprocessing_context="fork")
     spawned = DataLoader(data, batch_size=8, num_workers=1, multiprocessing_context="spawn")
     try:
         for step, ((x, y), _) in enumerate(zip(forked, spawned, strict=True)):
-            loss = torch.nn.functional.mse_loss(model(x), y) / K
+            loss = scaled(torch.nn.functional.mse_loss(model(x), y))
             loss.backward()
             if (step + 1) % K == 0:
                 optimizer.step()
