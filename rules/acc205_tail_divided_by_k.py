@@ -70,7 +70,12 @@ def check(trace: Trace) -> Iterator[Finding]:
     sizes = [len({each.backward.micro_batch for each in contributions}) for _, contributions in stepping(trace)]
     if max(sizes, default=0) < 2:  # every micro-batch steps, or one backward spans the window: no tail is meant
         return
+    before: set[int] = set()
     for window, contributions in stepping(trace):
+        numbers = {each.backward.micro_batch for each in contributions}
+        shared, before = numbers & before, numbers
+        if shared:  # another task's step has used this micro-batch already: no tail, but a step too many
+            continue
         size = len({each.backward.micro_batch for each in contributions})
         if size >= full or not ends_its_loader(trace, contributions[-1].backward) or not all(_fixed(each, full) for each in contributions):
             continue

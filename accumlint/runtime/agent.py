@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from accumlint.runtime import children
+from accumlint.runtime.census import Census
 from accumlint.runtime.factors import Factors
 from accumlint.runtime.patches import Patches
 from accumlint.runtime.rankreport import report_of
@@ -25,7 +26,7 @@ def start(settings: Settings) -> Recorder:
             importlib.import_module(f"accumlint.runtime.probes.{name}").install(recorder, patches)
         except Exception as error:
             recorder.trouble(f"probe {name}: {type(error).__name__}: {error}")
-    recorder.listeners.append(Factors(recorder))
+    recorder.listeners += [Factors(recorder), Census(recorder)]
     recorder.on_release(patches.undo)
     return recorder
 

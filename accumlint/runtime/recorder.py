@@ -101,6 +101,7 @@ class Recorder:
         self.stopper: Leaver | None = None
         self.facts: list[dict[str, Any]] = []
         self.limits: list[str] = []
+        self.census: dict[str, Any] = {}  # what the run holds, counted at the last update
         self.troubles: list[str] = []
         self.progress: list[Callable[[], None]] = []  # called at every backward and update
         self.updates = 0

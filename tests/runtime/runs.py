@@ -16,7 +16,7 @@ from typing import Any
 
 from accumlint.runtime.settings import Settings
 
-TIMEOUT = 30
+TIMEOUT = 120
 
 
 def measure(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from accumlint.runtime.assemble.contributions import Contributions
-from accumlint.runtime.assemble.hints import Hints
+from accumlint.runtime.assemble.hints import Hints, declared_size
 from accumlint.runtime.assemble.traces import trace_of
 from accumlint.runtime.assemble.windows import Report, SharedWindow, prepared, shared, steady_size
 from accumlint.trace import Trace
@@ -30,9 +30,11 @@ def assemble(reports: Iterable[Report], rehearsed: Iterable[Trace] = ()) -> Asse
     ordered = sorted((prepared(report) for report in reports if report["events"]), key=lambda report: int(report["rank"]))
     windows = shared(ordered)
     world = max((int(report["world"]) for report in ordered), default=1)
-    k = steady_size(windows)
-    contributions = Contributions(windows, k, world)
     hints = Hints(rehearsed)
+    k = steady_size(windows)
+    if k < 2:
+        k = declared_size(ordered, windows, hints) or k
+    contributions = Contributions(windows, k, world)
     traces = [trace_of(report, windows, contributions, hints) for report in ordered]
     return Assembly(ordered, windows, contributions, traces, hints, k, world)
 

@@ -26,7 +26,7 @@ class Contributions:
         self.weights: dict[Key, Weight] = {}
         self.factors: dict[Key, Weight] = {}
         self._windows = windows
-        self._k = k
+        self.k = k
         self._world = world
         for window in windows:
             self._losses(window)
@@ -37,7 +37,7 @@ class Contributions:
         for window in self._windows:
             mine = next((each for each in window.ranks if each.rank == rank and any(row["index"] == index for row in each.rows)), None)
             for calls in calls_by_site(window).values() if mine is not None else ():
-                counts = counts_of(calls, window, self._k, self._world)
+                counts = counts_of(calls, window, self.k, self._world)
                 own = next((one for call, one in zip(calls, counts, strict=True) if call[2].rank == rank), None)
                 if own is not None:
                     mean = all(call[1]["reduction"] == "mean" for call in calls)
@@ -47,7 +47,7 @@ class Contributions:
     def _losses(self, window: SharedWindow) -> None:
         terms: dict[Key, list[Weight]] = defaultdict(list)
         for calls in calls_by_site(window).values():
-            counts = counts_of(calls, window, self._k, self._world)
+            counts = counts_of(calls, window, self.k, self._world)
             for at, weight in enumerate(_weights(calls, counts)):
                 terms[calls[at][2].rank, calls[at][0]["index"]].append(weight)
         for rank in window.ranks:
@@ -60,7 +60,7 @@ class Contributions:
         """Scalings between the last backward and the step: the same statement on all ranks is one scalar of the window."""
         sites = calls_by_site(window)
         for calls in sites.values():
-            counts = counts_of(calls, window, self._k, self._world)
+            counts = counts_of(calls, window, self.k, self._world)
             first = {call[2].rank: one for call, one in zip(reversed(calls), reversed(counts), strict=True)}
             mean = all(call[1]["reduction"] == "mean" for call in calls)
             for rows in _scaling_rows(window):

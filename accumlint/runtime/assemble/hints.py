@@ -6,9 +6,11 @@ convention; the run knows how large everything is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from accumlint.runtime.assemble.sources import place_of
+from accumlint.runtime.assemble.windows import Report, SharedWindow, stack_of
 from accumlint.trace import Accumulation, Event, Evidence, Guard, Kind, Place, Trace
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -76,6 +78,20 @@ class Hints:
                 if trace.facts.get(name):
                     found.setdefault(name, trace.facts[name])
         return found
+
+
+def declared_size(reports: Sequence[Report], windows: Sequence[SharedWindow], hints: Hints) -> int:
+    """K where every update has one micro-batch: the whole number that divides each loss, where the source says that it is K; else 0."""
+    found: set[float] = set()
+    for window in windows:
+        for rank, report in zip(window.ranks, reports, strict=False):
+            for row, loss in rank.losses:
+                stack = stack_of(report, row)
+                if not stack or not hints.factors(place_of(stack[0]), Quantity.ACCUMULATION):
+                    return 0
+                divisors = [value if operation == "div" else 1 / value for operation, value in loss.get("operands") or () if value]
+                found.add(next((round(each) for each in divisors if each > 1.5 and abs(each - round(each)) < 1e-3), 0))
+    return int(found.pop()) if len(found) == 1 else 0
 
 
 def _named(factor: Factor, spare: dict[Quantity, list[Factor]]) -> Factor:

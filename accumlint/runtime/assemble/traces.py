@@ -11,7 +11,7 @@ from accumlint.runtime.assemble.facts import facts_of
 from accumlint.runtime.assemble.hints import Hints
 from accumlint.runtime.assemble.loops import Loops
 from accumlint.runtime.assemble.sources import Site, gate_of, place_of, text_of
-from accumlint.runtime.assemble.windows import LEFT_OUT, Report, Row, SharedWindow, stack_of, steady_size
+from accumlint.runtime.assemble.windows import LEFT_OUT, Report, Row, SharedWindow, stack_of
 from accumlint.trace import Accumulation, Actor, Event, Guard, Kind, Place, Role, Trace, Wrapper
 from accumlint.weight import Weight
 
@@ -82,7 +82,7 @@ class _Builder:
             yield row
 
     def _accumulation(self, backwards: Sequence[Place]) -> Accumulation | None:
-        k = steady_size(self.windows)
+        k = self.contributions.k
         named = self.hints.accumulation(backwards)
         text = named.text if named is not None else ""
         if k < 2:
