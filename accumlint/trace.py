@@ -265,6 +265,7 @@ class Trace:
     followed: bool = True
     judges_tail: bool = True
     limits: tuple[str, ...] = ()  # what could not be followed, and why
+    actors: tuple[Actor, ...] = ()  # objects that were made but take part in no event
     measured: bool = False  # seen in a run, not in a rehearsal
 
     def fact(self, name: str) -> Evidence | None:

@@ -101,6 +101,7 @@ def _reduced_later(trace: Trace, window: Window, backward: Event, model: Actor) 
 def _never_called(trace: Trace) -> Iterator[Finding]:
     called = {family(event.model) for event in trace.of(Kind.FORWARD) if event.model is not None}
     actors = {actor.uid: actor for event in trace.events for actor in (*event.targets, *((event.model,) if event.model else ()))}
+    actors.update({actor.uid: actor for actor in trace.actors})
     wrappers = [actor for actor in actors.values() if actor.base is not None and actor.known and _arms_in_forward(actor)]
     for window in trace.all_windows():
         for model in wrappers:

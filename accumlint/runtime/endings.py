@@ -69,17 +69,23 @@ def _end(report: dict[str, Any], missing: Rank | None, kind: str) -> RankEnd:
             missing.stack or report.get("stack", ""),
         )
     error = report.get("error") or {}
-    detail = f"{error.get('type')}: {error.get('message')}" if error else ""
+    detail = _headline(error) if error else ""
     return RankEnd(rank, updates, str(report.get("ended", "")), detail, report.get("stack", ""))
 
 
 def _error(outcome: Outcome) -> str:
     error = first_error(outcome)
     if error is not None:
-        return f"The script failed with {error['type']}: {error['message'] or 'no message'} ({error['file']}:{error['line']})."
+        return f"The script failed with {_headline(error)} ({error['file']}:{error['line']})."
     if outcome.signal is not None:
         return f"The script was ended{by_signal(outcome.signal)}."
     return f"The script failed with exit status {outcome.code}."
+
+
+def _headline(error: dict[str, Any]) -> str:
+    """The type of an error and the first line of its message."""
+    first = next(iter(str(error["message"]).strip().splitlines()), "")
+    return f"{error['type']}: {first}" if first else str(error["type"])
 
 
 def _stalled(outcome: Outcome) -> str:

@@ -65,8 +65,12 @@ class Stopper:
         self.recorder.progress.append(self._moved)
         self.recorder.on_release(self._released)
         atexit.register(self.script_ended)
-        if "RANK" in os.environ and "--multiprocessing-fork" not in sys.orig_argv:
+        if "RANK" in os.environ and "--multiprocessing-fork" not in sys.orig_argv and not self._is_helper():
             self.show()
+
+    def _is_helper(self) -> bool:
+        """Whether a rank has started this process: it has the environment of one, and is none until it trains."""
+        return os.path.exists(self.mailbox.progress(os.getppid()))
 
     def show(self) -> None:
         """Makes this process known to the controller as a rank."""
@@ -154,21 +158,23 @@ class Stopper:
             self._guarded(self._script_ended)
 
     def _script_ended(self) -> None:
-        if not self.recorder.rows and self._watchdog is None:
+        if self._parted or (not self.recorder.rows and self._watchdog is None and not self._failed_at_once()):
             return  # no rank: a launcher, or a helper that happens to import torch
-        if self._parted:
-            return
         if self.armed:
             if not self._final:
                 self._write("updates")
             self._part(self.settings.timeout)
             return
-        last = getattr(sys, "last_value", None)
-        if isinstance(last, BaseException) and not isinstance(last, SystemExit):
+        if (last := _uncaught()) is not None:
             self._failed(last)
         self._settle()
         self._write("error" if self._error else "script")
         self._part(0.0 if self._error else PARTING)
+
+    def _failed_at_once(self) -> bool:
+        """Whether this is a script that failed before it came to anything that a rank does."""
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        return _uncaught() is not None and script is not None and belongs_to(script) == USER and not self.mailbox.names("rank-")
 
     def _settle(self) -> None:
         settle = getattr(self.recorder, "settle", None)
@@ -272,6 +278,12 @@ class Stopper:
             action()
         except Exception as error:
             self.recorder.trouble(f"the end of a rank: {type(error).__name__}: {error}")
+
+
+def _uncaught() -> BaseException | None:
+    """The error that has ended the script; the interpreter keeps it while it exits."""
+    last = getattr(sys, "last_value", None)
+    return last if isinstance(last, BaseException) and not isinstance(last, SystemExit) else None
 
 
 def run_store() -> Any:

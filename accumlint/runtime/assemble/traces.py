@@ -54,6 +54,7 @@ class _Builder:
             facts=facts_of(self.report, self.windows, self.hints, self.loops),
             judges_tail=True,
             measured=True,
+            actors=tuple(actor for actor in self.actors.values() if actor.wrapper is not Wrapper.NONE),
         )
 
     def _belongs(self, row: Row) -> bool:

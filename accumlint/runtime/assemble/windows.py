@@ -32,6 +32,12 @@ class RankWindow:
         return len({row["micro_batch"] for row in self.backwards})
 
     @property
+    def work(self) -> tuple[int, int, int]:
+        """Micro-batches with a backward, forwards, and batches taken since the step before."""
+        kinds = [row["kind"] for row in self.rows]
+        return self.size, kinds.count(Kind.FORWARD.value), kinds.count(Kind.DATA.value)
+
+    @property
     def updated(self) -> bool:
         """Whether the parameters really moved: a scaler leaves a step out, a fused optimizer finds that out itself."""
         return self.step is not None and LEFT_OUT not in self.step["options"] and not self.step["numbers"].get("found_inf")

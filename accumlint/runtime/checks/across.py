@@ -39,7 +39,8 @@ def _uneven(run: Run) -> Iterator[Finding]:
     for window in run.assembly.windows:
         sizes = [each.size for each in window.ranks]
         steps = [each.step is not None for each in window.ranks]
-        if len(sizes) == run.world and len(set(sizes)) == 1 and len(set(steps)) == 1:
+        work = {each.work for each in window.ranks}
+        if len(sizes) == run.world and len(work) == 1 and len(set(steps)) == 1:
             continue
         if len(sizes) < run.world and any(report["ended"] != "script" for report in run.reports):
             return  # the run was stopped in the middle
@@ -47,12 +48,14 @@ def _uneven(run: Run) -> Iterator[Finding]:
         row = window.ranks[0].backwards[0] if window.ranks[0].backwards else None
         place = guard.place if guard else _place(run, row)
         what = f"`{guard.text}`" if guard else "this loop"
-        counts = listed([f"{size} on rank {each.rank}" for size, each in zip(sizes, window.ranks, strict=True)])
+        counts = listed([f"{size} backwards on rank {each.rank}" for size, each in zip(sizes, window.ranks, strict=True)])
+        if len(set(sizes)) == 1:
+            counts = listed([f"{each.work[1]} forwards, {each.work[0]} backwards on rank {each.rank}" for each in window.ranks])
         missing = "" if len(sizes) == run.world else f"; {run.world - len(sizes)} ranks have no such window"
         yield _finding(
             "ACC105",
             place,
-            f"{what} did not go the same way on all ranks: window {window.number + 1} had backwards {counts}{missing}",
+            f"{what} did not go the same way on all ranks: window {window.number + 1} had {counts}{missing}",
             "agree on the decision over all ranks (all_reduce it), or run the backward everywhere with the loss multiplied by 0",
             Severity.ERROR,
         )
