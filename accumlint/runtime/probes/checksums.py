@@ -110,7 +110,9 @@ class Checksums(Listener):
         for info in self.recorder.objects.wrappers:
             module = info.module()
             if module is not None:
-                found.update((id(parameter), info.uid) for parameter in module.parameters())
+                # DDP leaves some to the user when asked to: no rank has to hold the same there.
+                managed = getattr(module, "_module_parameters", None) or module.parameters()
+                found.update((id(parameter), info.uid) for parameter in managed)
         return found
 
 

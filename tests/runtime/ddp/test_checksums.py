@@ -78,13 +78,15 @@ def _wrapped(module: Any, wrap: str) -> Any:
         return fully_shard(module, mesh=init_device_mesh("cpu", (WORLD,)))
     if wrap in {"FULL_SHARD", "NO_SHARD"}:
         return FullyShardedDataParallel(module, device_id=torch.device("cpu"), sharding_strategy=ShardingStrategy[wrap])
+    if wrap == "ignored":
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["1.weight"])
     return module if wrap == "bare" else DistributedDataParallel(module)
 
 
 def _steps(wrap: str) -> list[list[Any]]:
     """The steps of each rank."""
     reports = run(lambda: _train(wrap), WORLD)
-    assert all(report["troubles"] == [] for report in reports)
+    assert [report["troubles"] for report in reports] == [[]] * WORLD
     return [report["steps"] for report in reports]
 
 
@@ -98,6 +100,15 @@ def test_ranks_agree_where_they_are_synchronised(wrap: str, agree: bool) -> None
         assert (first["grad_checksum"] == second["grad_checksum"]) == agree
         assert (first["parameter_checksum"] == second["parameter_checksum"]) == agree
     assert one[0][0]["parameter_checksum"] != one[1][0]["parameter_checksum"]
+
+
+def test_a_parameter_that_the_wrapper_ignores_is_compared_by_itself() -> None:
+    one, other = _steps("ignored")
+    for (first, _), (second, _) in zip(one, other, strict=True):
+        scopes = [(scope["wrapper"], scope["parameters"], scope["elements"]) for scope in first["checksum_scope"]]
+        assert scopes == [("DDP", 3, 5 * 8 + 8 + 3), ("none", 1, 8 * 3)]
+        assert first["grad_checksum"][0] == second["grad_checksum"][0]
+        assert first["grad_checksum"][1] != second["grad_checksum"][1]
 
 
 @pytest.mark.parametrize(("wrap", "parameters"), [("fully_shard", 4), ("FULL_SHARD", 1)])
