@@ -52,6 +52,7 @@ class Stopper:
         self._report_of = report_of
         self._final = ""  # how the report ended for good
         self._parted = False
+        self._script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")  # gone when the interpreter exits
         self._error: dict[str, Any] | None = None
         self._leaving = threading.Lock()
         self._owner = 0
@@ -173,8 +174,7 @@ class Stopper:
 
     def _failed_at_once(self) -> bool:
         """Whether this is a script that failed before it came to anything that a rank does."""
-        script = getattr(sys.modules.get("__main__"), "__file__", None)
-        return _uncaught() is not None and script is not None and belongs_to(script) == USER and not self.mailbox.names("rank-")
+        return _uncaught() is not None and bool(self._script) and belongs_to(self._script) == USER and not self.mailbox.names("rank-")
 
     def _settle(self) -> None:
         settle = getattr(self.recorder, "settle", None)

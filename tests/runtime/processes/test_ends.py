@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.processes.scene import Scene, wait_for
+from tests.runtime.processes.stub.fast_rank import AGENT
 from tests.runtime.processes.test_kills import STUB, WORLD, fast
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 RANK = STUB / "fast_rank.py"
+EARLY = "import torch\nopen('/no/such/data')\n"
 
 
 @pytest.fixture
@@ -67,6 +69,22 @@ def test_an_error_is_told_with_its_line(scene: Scene) -> None:
     assert outcome["problem"] == f"The script failed with ValueError: broken on purpose ({RANK}:{line})."
     assert "ValueError: broken on purpose" in scene.stderr
     assert scene.left() == []
+
+
+def test_an_error_before_anything_is_trained(scene: Scene) -> None:
+    script = scene.folder / "early.py"
+    script.write_text(AGENT + EARLY)
+    outcome = scene.outcome({"script": str(script)}, steps=1)
+    line = next(at for at, text in enumerate(script.read_text().splitlines(), 1) if text.startswith("open("))
+    assert outcome["ending"] == "error"
+    assert outcome["problem"].startswith("The script failed with FileNotFoundError: ")
+    assert outcome["problem"].endswith(f"({script}:{line}).")
+
+
+def test_a_program_that_a_rank_starts_is_no_rank(scene: Scene) -> None:
+    outcome = scene.outcome(fast("1000", "0.05", "helper"), steps=5)
+    assert "ZeroDivisionError" in scene.stderr
+    assert (outcome["ending"], [end["rank"] for end in outcome["ends"]]) == ("updates", [0, 1])
 
 
 def test_a_rank_that_leaves_early(scene: Scene) -> None:
