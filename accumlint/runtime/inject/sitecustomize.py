@@ -107,12 +107,13 @@ def _inject() -> None:
 def _shadowed() -> None:
     """Imports the sitecustomize that would have been imported without this one; what it raises is its own."""
     from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
 
     sys.path[:] = [each for each in sys.path if os.path.abspath(each or ".") != FOLDER]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
         return
+    from importlib.util import module_from_spec
+
     module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)

@@ -98,6 +98,7 @@ class Scene:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 continue
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def words(entry: Path) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ EARLY = "import torch\nopen('/no/such/data')\n"
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(tmp_path / "scene", {"PYTHONPATH": str(STUB)})
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    set_up = Scene(tmp_path / "scene", {"PYTHONPATH": str(STUB)})
+    yield set_up
+    set_up.close()
 
 
 def line_of(text: str) -> int:
