@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+
+TYPE_CHECKING = False  # typing is not imported in a program that may not need it
+if TYPE_CHECKING:
+    from typing import Any
 
 ENV = "ACCUMLINT_VERIFY"
 FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -78,7 +81,7 @@ class _AfterTorch:
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.loader is None:
             return None
-        loader: Any = spec.loader
+        loader: Any = spec.loader  # annotations of local names are not evaluated
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:
