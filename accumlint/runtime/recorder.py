@@ -130,6 +130,10 @@ class Recorder:
         self.rows.append(row)
         return row
 
+    def here(self) -> int:
+        """The stack at this moment, as an index into the stacks, for an event that may be added later."""
+        return self._stack(tuple(site(frame) for frame in user_frames(2)))
+
     def uid(self, thing: object, role: Role, **fields: Any) -> int:
         """The number of an object; the first call names and describes it."""
         return self.objects.uid(thing, role, **fields)
@@ -169,6 +173,10 @@ class Recorder:
                 getattr(listener, method)(*arguments)
             except Exception as error:
                 self.trouble(f"{type(listener).__name__}.{method}: {type(error).__name__}: {error}")
+
+    def lead(self, uid: int) -> None:
+        """The updates of this optimizer are those that count."""
+        self._leading = uid
 
     def closes_window(self, row: Row) -> None:
         """After a real update by a STEP."""
@@ -231,14 +239,15 @@ class _MicroBatches:
     """Numbers the micro-batches.
 
     A new one begins with a forward from a call that this one has seen already, after a backward, after a new batch of a
-    loader, or in another turn of a loop over data; also with one from the same line of a helper, called from elsewhere,
-    once the loop over data has been left.
+    loader, or in another turn of a loop over data; and with any forward after a backward, once a loop around this one's
+    first forward has gone on to another turn, or a loop over data that the same line ran in has been left.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._calls: dict[int, list[list[int]]] = {}
         self._lines: dict[Site, list[list[int]]] = {}
+        self._first: list[list[int]] = []
         self._moved_on = False
 
     def number(self, row: Row, line: Site | None) -> int:
@@ -248,6 +257,8 @@ class _MicroBatches:
                 self._number += 1
                 self._calls.clear()
                 self._lines.clear()
+            if not self._calls:
+                self._first = row.turns
             self._calls[row.at] = taken
             if line is not None:
                 self._lines[line] = taken
@@ -260,8 +271,20 @@ class _MicroBatches:
         before = self._calls.get(row.at)
         if before is not None:
             return self._moved_on or before != taken
+        if not self._moved_on or not self._calls:
+            return False
         elsewhere = self._lines.get(line) if line is not None else None
-        return self._moved_on and elsewhere is not None and elsewhere != taken
+        return (elsewhere is not None and elsewhere != taken) or _gone_on(self._first, row.turns)
+
+
+def _gone_on(before: list[list[int]], now: list[list[int]]) -> bool:
+    """Whether a loop that both lie in has gone on to another turn."""
+    for one, other in zip(before, now, strict=False):
+        if one[0] != other[0]:
+            return False
+        if one[1:3] != other[1:3]:
+            return True
+    return False
 
 
 def installed_torch() -> Any:

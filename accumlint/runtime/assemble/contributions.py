@@ -35,13 +35,14 @@ class Contributions:
     def unseen(self, rank: int, index: int, divisor: float) -> Weight:
         """The weight of a scaling that no probe saw, in the window of this row."""
         for window in self._windows:
-            mine = next((each for each in window.ranks if each.rank == rank and any(row["index"] == index for row in each.rows)), None)
-            for calls in calls_by_site(window).values() if mine is not None else ():
+            mine = next((each for each in window.ranks if each.rank == rank), None)
+            inside = mine is not None and bool(mine.rows) and mine.rows[0]["index"] <= index <= mine.rows[-1]["index"]
+            for calls in calls_by_site(window).values() if inside else ():
                 counts = counts_of(calls, window, self.k, self._world)
                 own = next((one for call, one in zip(calls, counts, strict=True) if call[2].rank == rank), None)
                 if own is not None:
                     mean = all(call[1]["reduction"] == "mean" for call in calls)
-                    return Weight(factors_of([divisor], 0, [own], mean=mean))
+                    return Weight(factors_of([divisor], [own], mean=mean)[0])
         return UNKNOWN
 
     def _losses(self, window: SharedWindow) -> None:
@@ -69,8 +70,8 @@ class Contributions:
                     continue
                 found = [each for each in divisors if each is not None]
                 of_ranks = [first[rank] for rank, _ in rows]
-                for at, (rank, row) in enumerate(rows):
-                    self.factors[rank, row["index"]] = Weight(factors_of(found, at, of_ranks, mean=mean))
+                for (rank, row), factors in zip(rows, factors_of(found, of_ranks, mean=mean), strict=True):
+                    self.factors[rank, row["index"]] = Weight(factors)
             return
 
 
@@ -119,16 +120,14 @@ def _weights(calls: Sequence[Call], counts: Sequence[Counts]) -> Iterator[Weight
         scalars = [_product_of_all(row, loss) for row, loss, _ in calls]
     else:
         scalars = _without_undone([each for each in scalars if each is not None])
+    length = next((len(each) for each in scalars if each is not None), 0)
+    columns = [factors_of([each[at] if each is not None else math.nan for each in scalars], counts, mean=mean) for at in range(length)]
     for at, (_, loss, _) in enumerate(calls):
-        own = scalars[at]
-        if own is None:
+        if scalars[at] is None:
             yield UNKNOWN
             continue
         factors = [mean_factor(loss)] if loss["reduction"] == "mean" else []
-        for position in range(len(own)):
-            column = [each[position] if each is not None else math.nan for each in scalars]
-            factors += factors_of(column, at, counts, mean=mean)
-        yield Weight(tuple(factors))
+        yield Weight((*factors, *(factor for column in columns for factor in column[at])))
 
 
 def _without_undone(scalars: Sequence[list[float]]) -> list[list[float] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from accumlint.trace import Accumulation, Actor, Event, Guard, Kind, Place, Role
 from accumlint.weight import Weight
 
 MANUAL = "manual"
+IMPLICIT = "implicit"  # an unscale that the scaler's step does by itself
 NOWHERE = Place("", 0)
 KINDS = {kind.value: kind for kind in Kind}
 UNSEEN = 1e-4  # a drift of gradients that is more than rounding
@@ -36,7 +38,12 @@ class _Builder:
         self.loops = Loops(report)
         self.actors = {entry["uid"]: _actor(entry) for entry in report["objects"]}
         self.inputs: dict[tuple[Any, ...], int] = {}
-        self.backward_stacks = [stack_of(report, row) for row in report["events"] if row["kind"] == Kind.BACKWARD.value]
+        self.behind: dict[int, set[int]] = defaultdict(set)  # what the backwards through a forward reach
+        for row in report["events"]:
+            for index in row["forwards"]:
+                self.behind[index].update(row["reaches"])
+        places = dict.fromkeys(row["at"] for row in report["events"] if row["kind"] == Kind.BACKWARD.value and row["at"] >= 0)
+        self.backward_stacks = [list(report["stacks"][at]) for at in places]
 
     def build(self) -> Trace:
         rows = [row for row in self._with_unseen_scalings() if self._belongs(row)]
@@ -59,6 +66,8 @@ class _Builder:
 
     def _belongs(self, row: Row) -> bool:
         kind = KINDS.get(row["kind"])
+        if IMPLICIT in row["options"]:
+            return False
         return kind is not None and (kind is not Kind.REDUCE or MANUAL in row["options"])
 
     def _with_unseen_scalings(self) -> Iterable[Row]:
@@ -144,9 +153,7 @@ class _Builder:
 
     def _reached(self, row: Row, kind: Kind) -> Iterable[int]:
         if kind is Kind.FORWARD and row["model"] is not None:
-            index = row["index"]
-            through = [each for each in self.report["events"] if each["kind"] == Kind.BACKWARD.value and index in each["forwards"]]
-            return {uid for each in through for uid in each["reaches"]}
+            return self.behind[row["index"]]
         found = set(row["reaches"])
         for uid in row["numbers"].get("optimizers", ()):
             base = self.actors[uid].base

@@ -136,22 +136,26 @@ def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=TOLERANCE)
 
 
-def factors_of(divisors: Sequence[float], at: int, counts: Sequence[Counts], *, mean: bool) -> tuple[Factor, ...]:
-    """The factors of one scalar of a loss, in the micro-batch `at`."""
+def factors_of(divisors: Sequence[float], counts: Sequence[Counts], *, mean: bool) -> list[tuple[Factor, ...]]:
+    """The factors of one scalar of a loss, in each of the micro-batches."""
     monomial = explain(divisors, counts, mean=mean)
     if monomial == ():
-        return ()
+        return [()] * len(divisors)
     if monomial is None:
-        constant = all(_close(each, divisors[0]) for each in divisors)
-        value = divisors[at]
-        if not constant or not math.isfinite(value) or value <= 0:
-            return (Factor(Quantity.UNKNOWN, -1, None),)
-        if value >= 1:
-            return (Factor(Quantity.CONSTANT, -1, fraction(value), text=number(value)),)
-        return (Factor(Quantity.CONSTANT, 1, fraction(1 / value), text=number(1 / value)),)
-    return tuple(
-        _factor(quantity, -1 if power > 0 else 1, counts[at], divisors[at]) for quantity, power in monomial for _ in range(abs(power))
-    )
+        return _unexplained(divisors)
+    powers = [(quantity, -1 if power > 0 else 1) for quantity, power in monomial for _ in range(abs(power))]
+    return [
+        tuple(_factor(quantity, power, one, divisor) for quantity, power in powers) for one, divisor in zip(counts, divisors, strict=True)
+    ]
+
+
+def _unexplained(divisors: Sequence[float]) -> list[tuple[Factor, ...]]:
+    """A constant where all are alike, unknown where not."""
+    value = divisors[0] if divisors else math.nan
+    if not all(_close(each, value) for each in divisors) or not math.isfinite(value) or value <= 0:
+        return [(Factor(Quantity.UNKNOWN, -1, None),)] * len(divisors)
+    power, size = (-1, value) if value >= 1 else (1, 1 / value)
+    return [(Factor(Quantity.CONSTANT, power, fraction(size), text=number(size)),)] * len(divisors)
 
 
 def _factor(quantity: Quantity, power: int, counts: Counts, divisor: float) -> Factor:

@@ -13,7 +13,7 @@ from accumlint.trace import Kind
 Report = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-LEFT_OUT, HOOK = "left-out", "hook"
+LEFT_OUT, RAISED = "left-out", "raised"
 
 
 @dataclass
@@ -40,7 +40,7 @@ class RankWindow:
     @property
     def updated(self) -> bool:
         """Whether the parameters really moved: a scaler leaves a step out, a fused optimizer finds that out itself."""
-        return self.step is not None and LEFT_OUT not in self.step["options"] and not self.step["numbers"].get("found_inf")
+        return self.step is not None and not {LEFT_OUT, RAISED} & set(self.step["options"]) and not self.step["numbers"].get("found_inf")
 
     @property
     def losses(self) -> Iterator[tuple[Row, Mapping[str, Any]]]:

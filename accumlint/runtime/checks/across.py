@@ -16,6 +16,8 @@ from accumlint.trace import Event, Guard, Kind, Place, Wrapper
 from accumlint.weight import Quantity
 
 DECIDED_BY_RANK = {"data", "rank", "clock", "memory", "exception"}
+NO_CHECKS = "No inf checks were recorded prior to update"
+MARKS = {kind.value for kind in (Kind.BACKWARD, Kind.STEP, Kind.UNSCALE, Kind.SCALER_UPDATE)}
 SYNC = {"ACC101", "ACC102", "ACC105", "ACC108", "ACC110", "ACC111"}
 
 
@@ -28,6 +30,7 @@ def findings_across(assembly: Assembly, found: Sequence[Finding]) -> list[Findin
     if not SYNC & {finding.code for finding in (*found, *more)}:
         more += _apart(run)
     more += _kept(run)
+    more += _raised(run)
     more += _shrunk(run)
     return more
 
@@ -98,6 +101,22 @@ def _kept(run: Run) -> Iterator[Finding]:
             Severity.ERROR,
         )
         return
+
+
+def _raised(run: Run) -> Iterator[Finding]:
+    """What torch has raised where no step was seen that a rule could begin with."""
+    for report in run.reports:
+        error = report.get("error") or {}
+        last = next((row for row in reversed(report["events"]) if row["kind"] in MARKS), None)
+        if NO_CHECKS in str(error.get("message", "")) and last is not None and last["kind"] == Kind.SCALER_UPDATE.value:
+            yield _finding(
+                "ACC404",
+                _place(run, last),
+                f"`{_text(run, last)}` comes before any step of the window: torch raises, for nothing was unscaled since the last update",
+                "update the scaler once a window, after every optimizer's step",
+                Severity.ERROR,
+            )
+            return
 
 
 def _shrunk(run: Run) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,8 @@ from accumlint.runtime.assemble.contributions import Contributions
 from accumlint.runtime.assemble.windows import Report, SharedWindow
 from accumlint.trace import Kind
 from accumlint.verdict import Check, State, Topic
+
+MANUAL = "manual"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,23 @@ class Run:
     def complete(self) -> Sequence[SharedWindow]:
         """The windows that end with a step on every rank, and hold a backward."""
         return [window for window in self.assembly.windows if window.size and all(each.step is not None for each in window.ranks)]
+
+    @cached_property
+    def reduction_factor(self) -> float | None:
+        """What the sum over the ranks is multiplied by, where one scalar was measured."""
+        from accumlint.runtime.checks.reduction import measured_factor
+
+        return measured_factor(self)
+
+    @cached_property
+    def reduced(self) -> Mapping[tuple[int, int], int]:
+        """Buckets that were reduced during a backward, by rank and index of the backward."""
+        found: dict[tuple[int, int], int] = defaultdict(int)
+        for report in self.reports:
+            for row in report["events"]:
+                if row["kind"] == Kind.REDUCE.value and MANUAL not in row["options"] and row["numbers"].get("backward") is not None:
+                    found[report["rank"], row["numbers"]["backward"]] += 1
+        return found
 
     def rows(self, *kinds: Kind) -> list[Mapping[str, Any]]:
         """The events of these kinds on the first rank."""

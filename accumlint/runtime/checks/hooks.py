@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from accumlint.runtime.assemble.windows import RankWindow
 from accumlint.runtime.checks.context import Run, confirmed, counted, listed, unobserved, violated
-from accumlint.trace import Kind, Wrapper
+from accumlint.trace import Wrapper
 from accumlint.verdict import Check, Topic
 
 CODES = ("ACC101", "ACC102", "ACC103", "ACC104", "ACC108", "ACC110", "ACC111")
-MANUAL = "manual"
 
 
 def hooks(run: Run) -> Check:
@@ -20,7 +17,7 @@ def hooks(run: Run) -> Check:
     topic = Topic.HOOKS
     codes = run.guilty(*CODES)
     wrappers = [entry for report in run.reports[:1] for entry in report["objects"] if entry["wrapper"] != Wrapper.NONE.value]
-    counts = [buckets_of(run.reports[0], window.ranks[0]) for window in run.complete]
+    counts = [buckets_of(run, window.ranks[0]) for window in run.complete]
     lines = [f"window {number + 1}: {listed(each)} buckets a micro-batch" for number, each in enumerate(counts)][:6]
     if codes:
         return violated(topic, codes, _summary(counts), lines, {"buckets": counts})
@@ -33,15 +30,11 @@ def hooks(run: Run) -> Check:
     return confirmed(topic, _summary(counts), lines, {"buckets": counts})
 
 
-def buckets_of(report: Mapping[str, Any], window: RankWindow) -> list[int]:
+def buckets_of(run: Run, window: RankWindow) -> list[int]:
     """The buckets that were reduced in each micro-batch of a window, all wrappers together."""
-    reduced: dict[int, int] = defaultdict(int)
-    for row in report["events"]:
-        if row["kind"] == Kind.REDUCE.value and MANUAL not in row["options"] and row["numbers"].get("backward") is not None:
-            reduced[row["numbers"]["backward"]] += 1
     found: dict[int, int] = {}
     for row in window.backwards:
-        found[row["micro_batch"]] = found.get(row["micro_batch"], 0) + reduced[row["index"]]
+        found[row["micro_batch"]] = found.get(row["micro_batch"], 0) + run.reduced.get((window.rank, row["index"]), 0)
     return list(found.values())
 
 

@@ -57,7 +57,7 @@ def _update(
         norm_after=min(before, limit) if before is not None and limit is not None else before,
         clip_limit=limit,
         scale=scales[-1] if scales else None,
-        buckets=tuple(buckets_of(report, rank)),
+        buckets=tuple(buckets_of(run, rank)),
         coefficients=tuple(
             None if (coefficient := uniform(loss)) is None else coefficient / (scale_of(row) or 1.0) for row, loss in rank.losses
         ),

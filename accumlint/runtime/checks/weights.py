@@ -9,7 +9,6 @@ from accumlint.runtime.assemble.contributions import Call, calls_by_site, scale_
 from accumlint.runtime.assemble.weights import uniform as uniform_coefficient
 from accumlint.runtime.assemble.windows import SharedWindow
 from accumlint.runtime.checks.context import Run, confirmed, share, unobserved, violated
-from accumlint.runtime.checks.reduction import measured_factor
 from accumlint.runtime.checks.scaling import factors, unexplained
 from accumlint.verdict import Check, Topic
 
@@ -68,17 +67,17 @@ def total(run: Run) -> Check:
 def window_sum(run: Run, window: SharedWindow) -> float | None:
     """None where a loss was not recorded, the reduction was not measured, or the gradients were changed by no scalar."""
     sites = calls_by_site(window)
-    factor = 1.0 if run.world < 2 else measured_factor(run)
+    factor = 1.0 if run.world < 2 else run.reduction_factor
     if len(sites) != 1 or factor is None or any(unexplained(each) for each in window.ranks):
         return None
     found = 0.0
+    scaled = {rank.rank: math.prod(value for name, value in factors(rank) if name in {"normalise", "unseen"}) for rank in window.ranks}
     for calls in sites.values():
         for row, loss, rank in calls:
             coefficient = uniform_coefficient(loss)
-            if coefficient is None or not loss["units"]:
+            if coefficient is None:
                 return None
-            scaled = math.prod(value for name, value in factors(rank) if name in {"normalise", "unseen"})
-            found += coefficient * float(loss["units"]) / (scale_of(row) or 1.0) * scaled
+            found += coefficient * float(loss["units"]) / (scale_of(row) or 1.0) * scaled[rank.rank]
     return found * factor
 
 
@@ -95,7 +94,7 @@ def uncovered(run: Run) -> str:
 def _no_sum(run: Run) -> str:
     if any(len(calls_by_site(window)) > 1 for window in run.complete):
         return "The loss has several terms: each has its own weights."
-    if run.world > 1 and measured_factor(run) is None:
+    if run.world > 1 and run.reduction_factor is None:
         return "The factor of the reduction was not measured."
     return "No window has one coefficient for each of its losses."
 

@@ -11,6 +11,8 @@ from accumlint.runtime.recorder import Listener, Recorder, Row
 from accumlint.trace import Kind, Role
 
 DISABLED, NEW_SCALE = "disabled", "new-scale"
+IMPLICIT = "implicit"  # done by the scaler's step, which finds that nobody has unscaled
+RAISED = "raised"
 LEFT_OUT = "left-out"  # a step that the scaler does not take, for the gradients are not finite
 
 Function = Callable[..., Any]
@@ -59,7 +61,8 @@ class _Scalers(Listener):
         def unscale(this: Any, optimizer: Any) -> Any:
             if not recorder.active:
                 return original(this, optimizer)
-            row = recorder.event(Kind.UNSCALE, scaler=self.uid(this), targets=[recorder.optimizers.watch(optimizer)])
+            marks = [IMPLICIT] if recorder.stepping is not None else []
+            row = recorder.event(Kind.UNSCALE, scaler=self.uid(this), targets=[recorder.optimizers.watch(optimizer)], options=marks)
             recorder.tell("change_begins", row)
             result = original(this, optimizer)
             recorder.tell("change_ends", row)
@@ -77,6 +80,9 @@ class _Scalers(Listener):
             before, recorder.stepping = recorder.stepping, self.uid(this)
             try:
                 result = original(this, optimizer, *arguments, **options)
+            except Exception:
+                recorder.event(Kind.STEP, scaler=self.uid(this), targets=[uid], options=[RAISED], numbers={"updated": False})
+                raise
             finally:
                 recorder.stepping = before
             if not any(row.kind == Kind.STEP.value and uid in row.targets for row in recorder.rows[begin:]):
