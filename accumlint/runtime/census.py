@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from accumlint.runtime.objects import parameters_of
 from accumlint.runtime.recorder import Listener, Recorder, Row
+from accumlint.trace import Role
 
 COUPLED = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d"}
 RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
@@ -19,10 +21,59 @@ class Census(Listener):
 
     def window_closes(self, row: Row) -> None:
         census = self._recorder.census
+        _give_bases(self._recorder)
         census["memory"] = _memory(self._recorder)
+        census["position"] = position() or census.get("position")
         if "modules" not in census:
             census["modules"] = _modules(self._recorder)
             census["device"] = _device(self._recorder)
+
+
+def position() -> tuple[int, int, str] | None:
+    """Rank, number of ranks and backend of the process group, where there is one now."""
+    distributed = sys.modules["torch"].distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size(), str(distributed.get_backend())
+    return None
+
+
+def _give_bases(recorder: Recorder) -> None:
+    """Each optimizer's module: the smallest one that holds all of its parameters and none of another optimizer's.
+
+    Inside a wrapper it is the wrapped module or none, for a wrapper reduces the whole of it.
+    """
+    objects = recorder.objects
+    every = [entry for entry in objects.entries if entry.role == Role.OPTIMIZER.value and entry.owns]
+    for entry in every:
+        if entry.base is None:
+            others = [other.owns for other in every if not other.owns & entry.owns]
+            entry.base = next(
+                (base for model in list(objects.models()) if (base := _base(recorder, model, entry.owns, others)) is not None), None
+            )
+
+
+def _base(recorder: Recorder, model: Any, owns: frozenset[int], others: list[frozenset[int]]) -> int | None:
+    objects = recorder.objects
+    root = objects.known(model)
+    if root is None or not owns <= objects.entry(root).owns:
+        return None
+    best = _smallest(model, owns, others)
+    wrapped = objects.wrapper_of(model) is not None or objects.wrapper_around(model) is not None
+    if best is None or (wrapped and best is not model and objects.known(best) is None):
+        return None
+    uid = objects.known(best)
+    uid = recorder.uid(best, Role.MODEL, owns=parameters_of(best)) if uid is None else uid
+    base = objects.entry(uid).base
+    return uid if base is None else base
+
+
+def _smallest(model: Any, owns: frozenset[int], others: list[frozenset[int]]) -> Any:
+    found, size = None, 0
+    for module in model.modules():
+        held = parameters_of(module)
+        if owns <= held and not any(held & other for other in others) and (found is None or len(held) < size):
+            found, size = module, len(held)
+    return found
 
 
 def _device(recorder: Recorder) -> str:

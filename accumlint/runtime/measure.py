@@ -17,6 +17,9 @@ from accumlint.runtime.checks.updates import updates_of
 from accumlint.trace import Trace
 from accumlint.verdict import Measurement, RankEnd
 
+# What a run shows of these is also what people do on purpose (several passes over one batch): the source has to say the same.
+ASKS_SOURCE = frozenset({"ACC312"})
+
 
 @dataclass(frozen=True)
 class Question:
@@ -60,15 +63,20 @@ def measurement(
 def findings_of(assembly: Assembly, question: Question) -> list[Finding]:
     """Each finding once: of the first rank that shows it."""
     chosen = {rule.code for rule in question.rules}
+    supported = {finding.code for trace in assembly.hints.traces for finding in judge(trace, _asking(question.rules))}
     found: dict[tuple[str, str, int, int], Finding] = {}
     for trace in assembly.traces:
         for finding in judge(trace, question.rules):
-            if finding.confidence >= question.min_confidence:
+            if finding.confidence >= question.min_confidence and (finding.code not in ASKS_SOURCE or finding.code in supported):
                 found.setdefault(finding.key, finding)
     for finding in findings_across(assembly, list(found.values())):
         if finding.code in chosen and not any(each.code == finding.code for each in found.values()):
             found.setdefault(finding.key, replace(finding, trace=assembly.traces[0] if assembly.traces else None))
     return sorted(question.keep(list(found.values())), key=lambda finding: (finding.place.path, finding.place.line, finding.code))
+
+
+def _asking(rules: Sequence[Rule]) -> list[Rule]:
+    return [rule for rule in rules if rule.code in ASKS_SOURCE]
 
 
 def _end(report: Report) -> RankEnd:

@@ -22,9 +22,9 @@ class Hints:
     """The rehearsed traces of the files that the run came through."""
 
     def __init__(self, traces: Iterable[Trace] = ()) -> None:
-        self._traces = tuple(traces)
+        self.traces = tuple(traces)
         self._events: dict[tuple[Kind, str, int], Event] = {}
-        for trace in self._traces:
+        for trace in self.traces:
             for event in trace.events:
                 self._events.setdefault((event.kind, event.place.path, event.place.line), event)
 
@@ -66,14 +66,14 @@ class Hints:
     def accumulation(self, backwards: Iterable[Place]) -> Accumulation | None:
         """How K is spelled in the loop with these backwards."""
         places = {(place.path, place.line) for place in backwards}
-        for trace in self._traces:
+        for trace in self.traces:
             if trace.accumulation is not None and any((one.place.path, one.place.line) in places for one in trace.of(Kind.BACKWARD)):
                 return trace.accumulation
         return None
 
     def facts(self) -> Mapping[str, tuple[Evidence, ...]]:
         found: dict[str, tuple[Evidence, ...]] = {}
-        for trace in self._traces:
+        for trace in self.traces:
             for name in FROM_SOURCE:
                 if trace.facts.get(name):
                     found.setdefault(name, trace.facts[name])

@@ -166,9 +166,8 @@ class _Builder:
         samples = tuple(tuple(row["numbers"][key] or ()) for key in keys)
         if not any(len(each) > 1 for each in samples):
             return ()
-        return (
-            self.inputs.setdefault(tuple("nan" if math.isnan(value) else value for each in samples for value in each), len(self.inputs)),
-        )
+        values = tuple("nan" if math.isnan(value) else value for each in samples for value in each)
+        return (self.inputs.setdefault((row["numbers"].get("plain", ""), *values), len(self.inputs)),)
 
     def _guards(self, row: Row, kind: Kind, stack: list[Site], place: Place) -> tuple[Guard, ...]:
         if kind is not Kind.STEP or not stack:

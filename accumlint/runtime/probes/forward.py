@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from accumlint.runtime.ledger.graph import PASSAGE
 from accumlint.runtime.objects import parameters_of
 from accumlint.runtime.patches import Patches
 from accumlint.runtime.recorder import Recorder
@@ -35,18 +36,22 @@ class _Forwards:
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         inside, recorder, enabled = self.inside, self.recorder, self.torch.is_grad_enabled
+        wrapper_of = recorder.objects.wrapper_of
 
         def call(module: Any, *arguments: Any, **options: Any) -> Any:
-            if getattr(inside, "on", False) or not recorder.active or recorder.in_backward is not None:
+            outer = getattr(inside, "on", None)
+            # A wrapper inside a module of the user's own is what synchronises: its forward counts as well.
+            nested = outer is not None and (wrapper_of(outer) is not None or wrapper_of(module) is None)
+            if nested or not recorder.active or recorder.in_backward is not None:
                 return original(module, *arguments, **options)
             recorder.passing()
             if not enabled():
                 return original(module, *arguments, **options)
-            inside.on = True
+            inside.on = module
             try:
                 return self._forward(original, module, arguments, options)
             finally:
-                inside.on = False
+                inside.on = outer
 
         return call
 
@@ -74,6 +79,7 @@ class _Forwards:
                 "info": found,
                 "bypass": around is not None and around.kind.reads_flag_in_forward,
                 "sync": found.sync() if found is not None else None,
+                "plain": _plain((arguments, options)),
                 "inputs": [sample(tensor) for tensor in tensors((arguments, options)) if tensor.numel()],
             }
         except Exception as error:
@@ -91,9 +97,12 @@ class _Forwards:
             entry.owns = parameters_of(module)
         row = recorder.event(Kind.FORWARD, model=uid, bypass=described["bypass"], sync=described["sync"])
         row.numbers["training"] = bool(module.training)
+        if described["plain"]:
+            row.numbers["plain"] = described["plain"]
         for number, each in enumerate(described["inputs"]):
             recorder.later(row.numbers, f"input{number}", each)
         for tensor in outputs:
+            tensor.grad_fn.metadata[PASSAGE] = True
             notes_passage(tensor, recorder, row.index)
 
 
@@ -190,6 +199,13 @@ def _tensors(value: Any, depth: int) -> Iterator[Any]:
             return
         for each in tuple(inner)[: 4 * MAX_TENSORS]:
             yield from _tensors(each, depth + 1)
+
+
+def _plain(value: Any) -> str:
+    """The numbers and words among the arguments, in short: the same batch for another head or task is another forward."""
+    arguments, options = value
+    found = [each for each in (*arguments, *options.values()) if isinstance(each, (int, float, str, bool))]
+    return ", ".join(map(str, found))[:100]
 
 
 def sample(tensor: Any, size: int = SAMPLE) -> Any:
