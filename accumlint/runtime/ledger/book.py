@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from accumlint.runtime.ledger.graph import MARK, Found, Operand, scalar, search
+from accumlint.runtime.ledger.graph import BY_HAND, MARK, Found, Operand, scalar, search
+from accumlint.runtime.ledger.origin import comes_from_a_forward
 from accumlint.runtime.ledger.units import MEAN, NONE, REDUCTIONS, Units
 from accumlint.runtime.recorder import Listener, Recorder, Row
 from accumlint.trace import Kind
@@ -25,13 +26,14 @@ COARSE = 1e-3  # a tolerance above it proves nothing while something unknown was
 class Call:
     """One call of a loss function. It lives as long as the graph that it is in, and holds nothing of it."""
 
-    row: int
+    row: int  # -1 for a reduction by hand as long as it is no loss
     name: str
     reduction: int
     units: Units
     value: Any  # a copy of the loss
     readable: bool  # no saved-tensor hooks were active
     entries: int  # how often such hooks had been entered
+    at: int = -1  # the stack that called a reduction by hand
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class Entry:
     sequences: int | None
     operands: list[Operand] | None
     packed: Any
+    term: str = ""  # tells losses by hand apart
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Sheet:
     root: Any  # a number on the device
     tolerance: float
     seeds: list[Operand] | None
+    by_hand: bool = False  # some of its losses are reductions by hand
     entries: list[Entry] = field(default_factory=list)
     read: dict[str, Any] = field(default_factory=dict)
 
@@ -67,35 +71,61 @@ class Ledger(Listener):
         self.recorder = recorder
         self.sheet: Sheet | None = None
         self.hooks_entered = 0  # saved-tensor hooks, outside of backwards
+        self.reductions = 0  # by hand, that were marked
         self._finished: list[Sheet] = []
 
     def enter(self, name: str, reduction: int, units: Units, output: Any, readable: bool) -> None:
         """Records a call of a loss function whose output has a graph."""
-        node, number = output.grad_fn, output.output_nr
         row = self.recorder.event(Kind.LOSS)
         row.numbers.update(name=name, reduction=REDUCTIONS[reduction])
+        call = self._call(row.index, name, reduction, units, output, readable)
+        output.grad_fn.metadata.setdefault(MARK, {})[output.output_nr] = call
+        self._listen(call, output)
+
+    def mark(self, name: str, reduction: int, units: Units, output: Any, readable: bool) -> None:
+        """Remembers a reduction by hand, which is a loss where a backward finds no other behind it."""
+        call = self._call(-1, name, reduction, units, output, readable)
+        call.at = self.recorder.here()
+        output.grad_fn.metadata[BY_HAND] = call
+        self._listen(call, output)
+        self.reductions += 1
+
+    def _call(self, row: int, name: str, reduction: int, units: Units, output: Any, readable: bool) -> Call:
         with torch.no_grad():
-            call = Call(row.index, name, reduction, units, output.detach().clone(), readable, self.hooks_entered)
-        node.metadata.setdefault(MARK, {})[number] = call
+            return Call(row, name, reduction, units, output.detach().clone(), readable, self.hooks_entered)
+
+    def _listen(self, call: Call, output: Any) -> None:
+        number = output.output_nr
 
         def upstream(gradients: tuple[Any, ...]) -> None:
             self._receive(call, gradients[number])
 
-        node.register_prehook(upstream)
+        output.grad_fn.register_prehook(upstream)
 
     def _receive(self, call: Call, gradient: Any) -> None:
         sheet = self.sheet
         if gradient is None or sheet is None or self.recorder.in_backward is not sheet.row:
             return  # torch.autograd.grad, or a backward that was not seen
+        by_hand = call.at >= 0
+        if (by_hand or sheet.by_hand) and id(call) not in sheet.found.ways:
+            return  # a reduction that is no loss, or a recorded function in front of which a loss by hand begins
         try:
             with torch.no_grad():
                 packed = _packed(call, gradient.detach())
-            way, units = sheet.found.ways.get(id(call)), call.units
-            operands = None if way is None or way.operands is None or sheet.seeds is None else way.operands + sheet.seeds
+                way, units = sheet.found.ways.get(id(call)), call.units
+                operands = None if way is None or way.operands is None or sheet.seeds is None else way.operands + sheet.seeds
+                if by_hand:
+                    packed, operands = _without_sign(packed, operands)
             entry = Entry(call.row, call.name, REDUCTIONS[call.reduction], units.elements, units.sequences, operands, packed)
+            if by_hand:
+                entry.term = self._term(call)
             sheet.entries.append(entry)
         except Exception as error:
             self.recorder.trouble(f"loss: {type(error).__name__}: {error}")
+
+    def _term(self, call: Call) -> str:
+        stack = self.recorder.stacks[call.at]
+        return f"{call.name} of line {stack[0][1]}" if stack else call.name
 
     def backward_begins(self, row: Row, roots: tuple[Any, ...], seeds: Any) -> None:
         self.sheet = None
@@ -103,11 +133,27 @@ class Ledger(Listener):
         if not roots:
             return
         given = _seeds(roots, seeds)
-        found = search(roots, self._readable)
+        found = self._search(row, roots)
         tolerance = max(TOLERANCES.get(root.dtype, 2e-2) for root in roots)
         with torch.no_grad():
             value = torch.stack([_dot(root.detach(), seed) for root, seed in zip(roots, given, strict=True)]).sum()
-        self.sheet = Sheet(row, found, value, tolerance, _as_operands(given))
+        self.sheet = Sheet(row, found, value, tolerance, _as_operands(given), bool(found.by_hand))
+        found.by_hand.clear()
+
+    def _search(self, row: Row, roots: tuple[Any, ...]) -> Found:
+        """The recorded losses; where they are not all, those by hand as well, if they are then."""
+        found = search(roots, self._readable)
+        if found.complete or not self.reductions:
+            return found
+        wider = search(roots, self._readable, comes_from_a_forward)
+        if not wider.complete or not wider.by_hand:
+            return found
+        for call in wider.by_hand:
+            if call.row < 0:
+                event = self.recorder.event(Kind.LOSS, at=call.at, turns=row.turns)
+                event.numbers.update(name=call.name, reduction=REDUCTIONS[call.reduction], by_hand=True)
+                call.row = event.index
+        return wider
 
     def _readable(self, call: Call) -> bool:
         return call.readable and call.entries == self.hooks_entered
@@ -141,6 +187,7 @@ class Ledger(Listener):
         operands = entry.operands
         if operands is not None:
             operands = [(name, sheet.read.get(f"operand{number}.{position}", value)) for position, (name, value) in enumerate(operands)]
+        by_hand = {"by_hand": True, "term": entry.term} if entry.term else {}
         return {
             "call": entry.row,
             "name": entry.name,
@@ -151,6 +198,7 @@ class Ledger(Listener):
             "elements": entry.elements,
             "sequences": entry.sequences,
             "operands": None if operands is None else [list(operand) for operand in operands],
+            **by_hand,
         }
 
     def release(self) -> None:
@@ -193,6 +241,14 @@ def _packed(call: Call, gradient: Any) -> Any:
         low = high = torch.where(count > 0, upstream.sum() / over, torch.zeros_like(count))
     product = torch.where(upstream != 0, upstream * value, torch.zeros_like(upstream)).sum()
     return torch.stack([count, low, high, product])
+
+
+def _without_sign(packed: Any, operands: list[Operand] | None) -> tuple[Any, list[Operand] | None]:
+    """A loss by hand is one up to its sign: minus a mean of log-probabilities is the mean of the losses."""
+    packed[1:3].abs_()
+    if operands is None:
+        return packed, None
+    return packed, [(name, abs(value)) for name, value in operands if not (isinstance(value, float) and value == -1.0)]
 
 
 def _spread(upstream: Any, units: Units) -> tuple[Any, Any, Any]:

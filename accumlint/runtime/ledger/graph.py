@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-MARK = "accumlint"  # in a node's metadata: the recorded calls by output number
+# In a node's metadata: the recorded calls by output number, a reduction that may be a loss, the output of a recorded forward.
+MARK, BY_HAND, PASSAGE = "accumlint", "accumlint by hand", "accumlint passage"
 MAX_VISITS = 4000
+MAX_NESTED = 40  # reductions of reductions
 MAX_NAMES = 4
 
 # What is linear in its first input and hands each element of its gradient on as it is.
@@ -39,11 +41,24 @@ class Way:
 
 @dataclass(slots=True)
 class Found:
-    """What lies behind the roots. `unknown` names what was met that is no recorded loss; `complete` says that nothing was."""
+    """What lies behind the roots. `unknown` names what was met that is no recorded loss; `complete` says that nothing was.
+
+    `by_hand` holds the reductions that were taken for losses, which have a way like any other.
+    """
 
     ways: dict[int, Way] = field(default_factory=dict)  # by id of the recorded call
     unknown: list[str] = field(default_factory=list)
     complete: bool = True
+    by_hand: list[Any] = field(default_factory=list)
+
+    def reaches(self, call: Any, operands: list[Operand] | None) -> None:
+        self.ways[id(call)] = Way(None if id(call) in self.ways else operands)
+
+    def takes(self, other: Found) -> None:
+        """Adds what lies behind a node on the way."""
+        for name, way in other.ways.items():
+            self.ways[name] = Way(None) if name in self.ways else way
+        self.by_hand += [call for call in other.by_hand if call not in self.by_hand]
 
     def stops(self, name: str) -> None:
         self.complete = False
@@ -51,11 +66,12 @@ class Found:
             self.unknown.append(name)
 
 
-def search(roots: tuple[Any, ...], readable: Callable[[Any], bool]) -> Found:
+def search(roots: tuple[Any, ...], readable: Callable[[Any], bool], counts: Callable[[Any, Path], bool] | None = None) -> Found:
     """Walks from the roots to the recorded losses.
 
     `readable` says of a recorded call whether the scalars that multiplications have saved since may be read: a checkpoint
-    unpacks its saved tensors only once.
+    unpacks its saved tensors only once. With `counts` a reduction behind which no recorded loss lies is one itself, where
+    `counts` says so of its node and the way to it.
     """
     found = Found()
     waiting: list[tuple[Any, int, Path]] = []
@@ -64,19 +80,50 @@ def search(roots: tuple[Any, ...], readable: Callable[[Any], bool]) -> Found:
             waiting.append((root.grad_fn, root.output_nr, None))
         elif root.requires_grad:
             found.stops("a leaf")
-    for _ in range(MAX_VISITS):
-        if not waiting:
-            return found
-        node, output, path = waiting.pop()
-        call = node.metadata.get(MARK, {}).get(output)
-        if call is not None:
-            found.ways[id(call)] = Way(None if id(call) in found.ways else _operands_along(path, readable(call)))
-        elif _linear(node) is None:
-            found.stops(node.name().removeprefix("torch::autograd::"))
-        else:
-            waiting += [(each, number, (path, node, side)) for side, each, number in _following(node, output)]
-    found.stops("a graph of many operations")
+    _Walk(readable, counts).to(found, waiting, 0)
     return found
+
+
+@dataclass(slots=True)
+class _Walk:
+    readable: Callable[[Any], bool]
+    counts: Callable[[Any, Path], bool] | None
+    left: int = MAX_VISITS
+
+    def to(self, found: Found, waiting: list[tuple[Any, int, Path]], depth: int) -> None:
+        while waiting:
+            if not self.left:
+                found.stops("a graph of many operations")
+                return
+            self.left -= 1
+            node, output, path = waiting.pop()
+            metadata = node.metadata
+            call = metadata.get(MARK, {}).get(output)
+            if call is not None:
+                found.reaches(call, _operands_along(path, self.readable(call)))
+            elif self.counts is not None and BY_HAND in metadata and depth < MAX_NESTED:
+                self._reduction(found, node, path, depth)
+            elif _linear(node) is None:
+                found.stops(node.name().removeprefix("torch::autograd::"))
+            else:
+                waiting += _steps(node, output, path)
+
+    def _reduction(self, found: Found, node: Any, path: Path, depth: int) -> None:
+        """The losses that are reduced here; the reduction itself where there are none."""
+        behind, call = Found(), node.metadata[BY_HAND]
+        self.to(behind, _steps(node, 0, path), depth + 1)
+        if behind.complete and behind.ways:
+            found.takes(behind)
+        elif self.counts is not None and self.counts(node, path):
+            found.reaches(call, _operands_along(path, self.readable(call)))
+            found.takes(Found(by_hand=[call]))
+        else:
+            for name in behind.unknown or ["a leaf"]:
+                found.stops(name)
+
+
+def _steps(node: Any, output: int, path: Path) -> list[tuple[Any, int, Path]]:
+    return [(each, number, (path, node, side)) for side, each, number in _following(node, output)]
 
 
 def _following(node: Any, output: int) -> Iterator[tuple[int, Any, int]]:
@@ -92,8 +139,7 @@ def _linear(node: Any) -> str | None:
     name = node.name()
     if name in {_COPY, _SINK}:
         return "ToCopy"
-    match = _NAME.fullmatch(name)
-    operation = match.group(1) if match else ""
+    operation = operation_of(name)
     branches = [following is not None for following, _ in node.next_functions]
     if operation == "Mul":
         return operation if sum(branches) == 1 else None
@@ -103,6 +149,12 @@ def _linear(node: Any) -> str | None:
     if operation in {"Neg", "Sub", "Rsub", "Mean"} or operation in _PASSING or operation in _SPREADING:
         return operation
     return None
+
+
+def operation_of(name: str) -> str:
+    """What a node of torch's own undoes, "" for others."""
+    match = _NAME.fullmatch(name)
+    return match.group(1) if match else ""
 
 
 def _operands_along(path: Path, readable: bool) -> list[Operand] | None:

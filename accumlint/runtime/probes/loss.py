@@ -17,7 +17,7 @@ WEIGHTED = {"huber_loss"}  # torch.nn.functional multiplies its elements by a we
 def install(recorder: Recorder, patches: Patches) -> None:
     import torch
 
-    from accumlint.runtime.ledger import book, fused, units
+    from accumlint.runtime.ledger import book, byhand, fused, units
     from accumlint.runtime.reference import choice
 
     ledger = book.Ledger(recorder)
@@ -26,9 +26,12 @@ def install(recorder: Recorder, patches: Patches) -> None:
     for owner, losses in ((torch._C._nn, units.IN_NN), (torch, units.IN_TORCH)):
         for name, loss in losses.items():
             patches.replace(owner, name, probe.around(loss))
-            _keep_scriptable(torch, owner, name)
+            _keep_scriptable(torch, owner, name, patches)
     patches.replace(torch.autograd.graph.saved_tensors_hooks, "__enter__", probe.counting)
     fused.install(probe, patches)
+    byhand.install(probe, patches)
+    for name in byhand.REDUCING:
+        _keep_scriptable(torch, torch, name, patches)
     choice.install(recorder, patches, ledger)
 
 
@@ -97,6 +100,18 @@ class Probe:
         except Exception as error:
             self.recorder.trouble(f"{loss.name}: {type(error).__name__}: {error}")
 
+    def note_reduction(self, name: str, reduction: int, count: Callable[[bool], Any], output: Any) -> None:
+        """Remembers a sum or a mean by hand, of which `count` tells the units, with masks where those may be read."""
+        try:
+            if self._task() != -1 or not self._is_trained(output):
+                return
+            readable = not self._packs_saved_tensors()
+            with self.torch.no_grad():
+                counted = count(readable)
+            self.ledger.mark(name, reduction, counted, output, readable)
+        except Exception as error:
+            self.recorder.trouble(f"{name}: {type(error).__name__}: {error}")
+
     def _is_trained(self, output: Any) -> bool:
         """Whether the output is a plain tensor with a graph, in eager mode."""
         torch = self.torch
@@ -132,9 +147,10 @@ class Probe:
             return top() is not None
 
 
-def _keep_scriptable(torch: Any, owner: Any, name: str) -> None:
+def _keep_scriptable(torch: Any, owner: Any, name: str, patches: Patches) -> None:
     """TorchScript knows builtins by identity: the replacement must be known as well."""
     builtins = sys.modules.get("torch.jit._builtins")
     function = getattr(owner, name, None)
     if builtins is not None and getattr(builtins, "_builtin_table", None) is not None and function is not None:
         builtins._register_builtin(function, f"aten::{name}")
+        patches.on_undo(lambda: builtins._builtin_table.pop(id(function), None))

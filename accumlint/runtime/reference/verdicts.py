@@ -47,7 +47,7 @@ def _against(closed: Closed) -> tuple[str, str]:
     for sheet in closed.sheets:
         if sheet.row.numbers.get("covered") is not True:
             return NOT_SEPARABLE, sheet.row.numbers.get("why", "a loss was not recorded")
-    names = sorted({loss["name"] for sheet in closed.sheets for loss in sheet.row.numbers.get("losses", ())})
+    names = sorted({loss.get("term", loss["name"]) for sheet in closed.sheets for loss in sheet.row.numbers.get("losses", ())})
     if len(names) > 1:
         return NOT_SEPARABLE, f"terms of different kinds ({', '.join(names)}) are in one gradient"
     counts = closed.read.get("counts")
