@@ -42,7 +42,7 @@ def judge_run(outcome: Outcome, options: Options) -> Measurement:
     from accumlint.runtime.measure import Question, measurement
     from accumlint.runtime.supervise import Ending
 
-    question = Question(options.steps, tuple(catalogue().values()), options.expect_k, options.tolerance, keep=_selected)
+    question = Question(options.steps, tuple(catalogue().values()), options.expect_k, options.tolerance, keep=selected)
     failed = (outcome.code or 1) if outcome.ending is Ending.ERROR else None
     return measurement(
         outcome.reports,
@@ -54,7 +54,7 @@ def judge_run(outcome: Outcome, options: Options) -> Measurement:
     )
 
 
-def _selected(findings: list[Finding]) -> list[Finding]:
+def selected(findings: list[Finding]) -> list[Finding]:
     """Those whose rules are on, with the configured severities, without the ones that a comment in the source silences."""
     from accumlint.linter import Examined
     from accumlint.selection import Thresholds, report
@@ -77,7 +77,7 @@ def _rendered(measured: Measurement, verdict: Verdict, options: Options) -> str:
     return render(
         measured,
         catalogue(),
-        _source(),
+        source(),
         output_format=options.output_format,
         width=width(),
         color=coloured(options.color) and options.output_file is None,
@@ -88,7 +88,7 @@ def _rendered(measured: Measurement, verdict: Verdict, options: Options) -> str:
     )
 
 
-def _source() -> Callable[[str], str]:
+def source() -> Callable[[str], str]:
     """Gives the report the text of a file, "" where there is none."""
 
     def text_of(path: str) -> str:

@@ -6,12 +6,13 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from accumlint.trace import Kind, Role
+from accumlint.trace import Kind, Role, Wrapper
 
 if TYPE_CHECKING:
     from accumlint.runtime.recorder import Recorder, Row
 
 MANUAL = "manual"
+SHARDED = frozenset({Wrapper.FSDP1.value, Wrapper.FSDP2.value})  # their parameters are no leaves of a backward
 
 
 class Optimizers:
@@ -87,13 +88,31 @@ class Optimizers:
     def backward_done(self, row: Row) -> None:
         """What the backward has reached: models in `reaches`, optimizers in the numbers."""
         reached = self.reached
+        entries = self._recorder.objects.entries
+        self._reach_sharded(row)
         if not reached:
             return
-        entries = self._recorder.objects.entries
         row.reaches = [entry.uid for entry in entries if entry.role == Role.MODEL.value and entry.owns & reached]
         optimizers = [uid for uid in self._held if entries[uid].owns & reached]
         row.numbers["optimizers"] = optimizers
-        self._full.update(optimizers)
+        self._full.update(uid for uid, optimizer in self.live() if uid in optimizers and _holds(optimizer))
+
+    def _reach_sharded(self, row: Row) -> None:
+        """A backward reaches the parameters of the sharded models whose forwards it goes through."""
+        entries = self._recorder.objects.entries
+        for index in row.forwards:
+            model = self._recorder.rows[index].model
+            if model is None or entries[model].wrapper not in SHARDED:
+                continue
+            if not any(entries[uid].owns & entries[model].owns for uid in self._held):
+                # They are replaced by their shards after the wrapper has become known.
+                modules = [info.module() for info in self._recorder.objects.wrappers if info.uid == model]
+                entries[model].owns = frozenset(id(each) for module in modules for each in module.parameters())
+            self.reached |= entries[model].owns
+
+    def found_full(self, uid: int) -> None:
+        """An optimizer held gradients already when it was first met."""
+        self._full.add(uid)
 
     def cleared(self, targets: Iterable[int]) -> None:
         """These were cleared by a call that has its own event."""

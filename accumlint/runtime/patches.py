@@ -10,10 +10,14 @@ Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Patches:
-    """What was replaced or registered, undone in reverse order."""
+    """What was replaced or registered, undone in reverse order.
+
+    What was replaced while other patches stood is undone before theirs: until then those only pass calls on.
+    """
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
+        self._over = False
 
     def replace(self, owner: Any, name: str, make: Make) -> None:
         """Puts `make(original)` in the place of an attribute of a module or class; nothing happens where there is none."""
@@ -25,14 +29,26 @@ class Patches:
         made = functools.wraps(plain)(make(plain))
         setattr(owner, name, type(held)(made) if isinstance(held, (staticmethod, classmethod)) else made)
         self._undo.append(functools.partial(_restore, owner, name, held, made))
+        if self not in _STANDING:
+            _STANDING.append(self)
 
     def on_undo(self, action: Callable[[], object]) -> None:
         """What else has to be taken back, such as the removal of a hook."""
         self._undo.append(action)
 
     def undo(self) -> None:
+        self._over = True
+        if self not in _STANDING:
+            self._take_back()
+        while _STANDING and _STANDING[-1]._over:
+            _STANDING.pop()._take_back()
+
+    def _take_back(self) -> None:
         while self._undo:
             self._undo.pop()()
+
+
+_STANDING: list[Patches] = []  # in the order in which they were put up
 
 
 def _restore(owner: Any, name: str, held: Any, made: Any) -> None:

@@ -13,6 +13,7 @@ from accumlint.verdict import RankEnd
 ENDS = {
     "updates": "stopped as asked",
     "script": "the script ended",
+    "watch": "the watch ended",
     "error": "the script raised",
     "stalled": "hung",
     "died": "died",

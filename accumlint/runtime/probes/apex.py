@@ -45,11 +45,11 @@ class Apex(Listener):
         def construct(wrapper: Any, *arguments: Any, **options: Any) -> None:
             original(wrapper, *arguments, **options)
             if self.recorder.active:
-                self._guarded(self._register, wrapper)
+                self._guarded(self.register, wrapper)
 
         return construct
 
-    def _register(self, wrapper: Any) -> None:
+    def register(self, wrapper: Any) -> None:
         held = weakref.ref(wrapper)
         marks = frozenset() if getattr(wrapper, "gradient_average", True) else frozenset({NO_AVERAGING})
         self.recorder.register_wrapper(

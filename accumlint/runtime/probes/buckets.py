@@ -15,6 +15,13 @@ from accumlint.trace import Kind
 Hook = Callable[[Any, Any], Any]
 
 
+class _Gone:
+    """Stands for the observer of a reducer that nobody observes any more."""
+
+    active = False
+    in_backward = None
+
+
 class Tap:
     """The hook of one reducer: it records each bucket, then averages, or hands on to the user's own hook.
 
@@ -23,12 +30,13 @@ class Tap:
     """
 
     def __init__(self, recorder: Recorder, buckets: Buckets, inner: Hook | None = None, state: Any = None) -> None:
-        self.recorder = recorder
-        self.buckets = buckets
+        self.recorder: Recorder | _Gone = recorder
+        self.buckets: Buckets | None = buckets
         self.inner = inner
         self.state = state
         self.model: int | None = None
         self.joining: Any = None  # the work that counts how many ranks have not run out of data
+        self.stays = False  # backwards tell it what it has to know, also without an observer
         self._ddp: Callable[[], Any] = lambda: None
         self._lying: dict[int, int] = {}  # by id of a parameter, the memory that its gradient lies in as the backward begins
 
@@ -40,9 +48,16 @@ class Tap:
         """Called by the reducer for one bucket; returns the future of the averaged bucket."""
         row = self._before(bucket)
         future = self._average(bucket) if self.inner is None else self.inner(self.state, bucket)
-        if row is not None and self.recorder.in_backward is not None:
+        if row is not None and self.buckets is not None and self.recorder.in_backward is not None:
             self.buckets.running.append((row, future))
         return future
+
+    def is_observed_by(self, buckets: Buckets) -> None:
+        self.recorder, self.buckets = buckets.recorder, buckets
+
+    def is_left(self) -> None:
+        """A reducer never gives its hook back; without an observer it averages, and keeps nothing of what was seen."""
+        self.recorder, self.buckets, self.model = _Gone(), None, None
 
     def group(self) -> Any:
         """The process group of the wrapper."""
@@ -62,7 +77,7 @@ class Tap:
 
     def _before(self, bucket: Any) -> Row | None:
         recorder = self.recorder
-        if not recorder.active:
+        if isinstance(recorder, _Gone) or not recorder.active:
             return None
         try:
             buffer, backward = bucket.buffer(), recorder.in_backward
@@ -113,9 +128,15 @@ class Buckets(Listener):
         return self._taps.get(reducer)
 
     def tap(self, reducer: Any, register: Callable[[Any, Any, Hook], object], inner: Hook | None = None, state: Any = None) -> Tap:
-        """Registers a hook with a reducer that has none."""
-        tap = Tap(self.recorder, self, inner, state)
-        register(reducer, None, tap.reduce)
+        """Registers a hook with a reducer that has none, or takes over the one that an earlier observer has left."""
+        tap = _LEFT.pop(reducer, None)
+        if tap is None:
+            tap = Tap(self.recorder, self, inner, state)
+            register(reducer, None, tap.reduce)
+        else:
+            tap.is_observed_by(self)
+            if inner is not None:
+                tap.inner, tap.state = inner, state
         self._taps[reducer] = tap
         return tap
 
@@ -154,9 +175,14 @@ class Buckets(Listener):
             from torch.distributed.algorithms.join import Join
 
             Join.notify_join_context = staticmethod(self.notifying(Join.notify_join_context))  # type: ignore[method-assign]
-        taps = [tap for tap in self._taps.values() if tap.tells_copies]
+        _LEFT.update(self._taps)
+        taps = [tap for tap in self._taps.values() if tap.tells_copies and not tap.stays]
+        for tap in self._taps.values():
+            tap.is_left()
         if not taps:
             return
+        for tap in taps:
+            tap.stays = True
         import torch
 
         original, running = torch.autograd.backward, [False]
@@ -175,6 +201,10 @@ class Buckets(Listener):
                 running[0] = False
 
         torch.autograd.backward = backward
+
+
+# The hooks that observers have left, by reducer.
+_LEFT: weakref.WeakKeyDictionary[Any, Tap] = weakref.WeakKeyDictionary()
 
 
 def _first(future: Any) -> Any:

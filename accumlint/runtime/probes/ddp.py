@@ -90,19 +90,19 @@ def _constructing(recorder: Recorder, buckets: Buckets, original: Callable[..., 
         original(ddp, *arguments, **options)
         if recorder.active:
             try:
-                _attach(recorder, buckets, ddp, register)
+                attach(recorder, buckets, ddp, register)
             except Exception as error:
                 recorder.trouble(f"DistributedDataParallel: {type(error).__name__}: {error}")
 
     return construct
 
 
-def _attach(recorder: Recorder, buckets: Buckets, ddp: Any, register: Any) -> None:
-    """Makes a new wrapper known and puts the recording hook into its reducer."""
+def attach(recorder: Recorder, buckets: Buckets, ddp: Any, register: Any) -> None:
+    """Makes a wrapper known and puts the recording hook into its reducer."""
     tap = _tapped(recorder, buckets, ddp, register)
     held = weakref.ref(ddp)
     marks = {"static_graph"} if getattr(ddp, "static_graph", False) else set()
-    marks |= {COMM_HOOK} if tap is not None and tap.inner is not None else set()
+    marks |= {COMM_HOOK} if _has_own_hook(ddp, tap) else set()
     marks |= {"process_group"} if _is_own_group(ddp.process_group) else set()
     if buckets.composing is None:
         info = recorder.register_wrapper(ddp, Wrapper.DDP, ddp.module, frozenset(marks), lambda: bool(getattr(held(), FLAG, True)))
@@ -116,6 +116,12 @@ def _attach(recorder: Recorder, buckets: Buckets, ddp: Any, register: Any) -> No
             _note_hook(recorder, tap)
 
 
+def _has_own_hook(ddp: Any, tap: Tap | None) -> bool:
+    if tap is not None:
+        return tap.inner is not None
+    return hasattr(getattr(ddp, "reducer", None), "_run_allreduce_hook") and not getattr(ddp, "_use_python_reducer", False)
+
+
 def _tapped(recorder: Recorder, buckets: Buckets, ddp: Any, register: Any) -> Tap | None:
     reducer = getattr(ddp, "reducer", None)
     if reducer is None:  # every parameter's reduction is delayed, so that there is no bucket
@@ -126,7 +132,11 @@ def _tapped(recorder: Recorder, buckets: Buckets, ddp: Any, register: Any) -> Ta
     if not hasattr(reducer, "_run_allreduce_hook"):
         recorder.limit("buckets of DistributedDataParallel are not observed in this version of torch")
         return None
-    return buckets.tap_of(reducer) or buckets.tap(reducer, register)
+    try:
+        return buckets.tap_of(reducer) or buckets.tap(reducer, register)
+    except RuntimeError:  # a reducer takes one hook, once
+        recorder.limit("buckets of DistributedDataParallel are not observed: a communication hook had been registered before")
+        return None
 
 
 def _registering(recorder: Recorder, buckets: Buckets, original: Callable[..., Any]) -> Callable[..., Any]:

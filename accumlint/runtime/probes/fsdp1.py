@@ -45,11 +45,11 @@ class Flat(Listener):
         def construct(wrapper: Any, *arguments: Any, **options: Any) -> None:
             original(wrapper, *arguments, **options)
             if self.recorder.active:
-                self._guarded(self._register, wrapper)
+                self._guarded(self.register, wrapper)
 
         return construct
 
-    def _register(self, wrapper: Any) -> None:
+    def register(self, wrapper: Any) -> None:
         recorder, held = self.recorder, weakref.ref(wrapper)
         strategy = wrapper.sharding_strategy.name
         info = recorder.register_wrapper(

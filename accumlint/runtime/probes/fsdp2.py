@@ -71,12 +71,12 @@ class Groups(Listener):
         def init(state: Any, modules: Any, *arguments: Any, **options: Any) -> Any:
             result = original(state, modules, *arguments, **options)
             if self.recorder.active:
-                self._guarded(self._register, modules if isinstance(modules, (tuple, list)) else (modules,))
+                self._guarded(self.register, modules if isinstance(modules, (tuple, list)) else (modules,))
             return result
 
         return init
 
-    def _register(self, modules: Any) -> None:
+    def register(self, modules: Any) -> None:
         recorder, first = self.recorder, modules[0]
         held = weakref.ref(first)
         info = recorder.register_wrapper(first, Wrapper.FSDP2, first, frozenset(), lambda: self._sync(held()))

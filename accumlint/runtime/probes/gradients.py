@@ -32,9 +32,13 @@ def install(recorder: Recorder, patches: Patches) -> None:
     import torch
     from torch.nn.utils import clip_grad
 
+    running: list[bool] = []
     for module in (clip_grad, torch.nn.utils):
-        patches.replace(module, "clip_grad_norm_", lambda original: _clipping(recorder, original))
-        patches.replace(module, "clip_grad_value_", lambda original: _clipping(recorder, original))
+        patches.replace(module, "clip_grad_norm_", lambda original: _clipping(recorder, running, original))
+        patches.replace(module, "clip_grad_value_", lambda original: _clipping(recorder, running, original))
+    # What a `clip_grad_norm_` calls that was imported by name before it was replaced, and its public name.
+    for module, name in ((clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_")):
+        patches.replace(module, name, lambda original: _clipping_to(recorder, running, original))
     gradients = _Gradients(recorder)
     for name, operation in SCALING.items():
         patches.replace(torch.Tensor, name, _scaling(gradients, operation))
@@ -45,9 +49,23 @@ def install(recorder: Recorder, patches: Patches) -> None:
     recorder.listeners.append(gradients)
 
 
-def _clipping(recorder: Recorder, original: Function) -> Function:
-    running: list[bool] = []
+def _clipping_to(recorder: Recorder, running: list[bool], original: Function) -> Function:
+    """The half of a clipping that scales: the norm is given."""
 
+    def scale(parameters: Any, max_norm: Any, total_norm: Any, *arguments: Any, **options: Any) -> Any:
+        def known_norm(held: Any, *_: Any, **__: Any) -> Any:
+            original(held, max_norm, total_norm, *arguments, **options)
+            return total_norm
+
+        if not recorder.active or running:
+            return original(parameters, max_norm, total_norm, *arguments, **options)
+        _clipping(recorder, running, known_norm)(parameters, max_norm)
+        return None
+
+    return scale
+
+
+def _clipping(recorder: Recorder, running: list[bool], original: Function) -> Function:
     def clip(parameters: Any, *arguments: Any, **options: Any) -> Any:
         if not recorder.active or running:
             return original(parameters, *arguments, **options)
