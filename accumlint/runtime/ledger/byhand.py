@@ -50,7 +50,7 @@ class Replaced:
 
     def _count(self, reduced: Any, readable: bool) -> Units:
         """A mean runs over all elements; in a sum, a mask has set to zero what does not count."""
-        units = reduced.numel() if self._reduction == MEAN else valid_elements(self._probe.torch, reduced, readable)
+        units = reduced.numel() if self._reduction == MEAN else valid_elements(reduced, readable)
         return Units(units, reduced.numel(), int(reduced.shape[0]) if reduced.dim() > 1 else None)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

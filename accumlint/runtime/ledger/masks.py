@@ -11,23 +11,27 @@ MAX_STEPS = 8
 _KEEPING = frozenset("Neg Div View UnsafeView ReshapeAlias Squeeze Unsqueeze ToCopy Clone Alias T Transpose Permute".split())
 
 
-def valid_elements(torch: Any, summed: Any, readable: bool) -> Any:
+def valid_elements(summed: Any, readable: bool) -> Any:
     """A number, or a tensor of one element. Where the mask cannot be read, or is one of several, the elements other than zero."""
     elements = summed.numel()
     try:
-        found = [_left(torch, mask, keeps, elements) for mask, keeps in _masks(summed.grad_fn)] if readable else [None]
+        found = [_left(mask, keeps, elements) for mask, keeps in _masks(summed.grad_fn)] if readable else [None]
     except Exception:
         found = [None]  # changed in place since, or of another version of torch
     if not found:
         return elements
-    return torch.count_nonzero(summed.detach()) if len(found) > 1 or found[0] is None else found[0]
+    return _not_zero(summed) if len(found) > 1 or found[0] is None else found[0]
 
 
-def _left(torch: Any, mask: Any, keeps: bool, elements: int) -> Any:
+def _not_zero(tensor: Any) -> Any:
+    return (tensor.detach() != 0).sum()  # several times as fast as torch.count_nonzero on a CPU
+
+
+def _left(mask: Any, keeps: bool, elements: int) -> Any:
     size = mask.numel()
     if not size or elements % size:
         return None
-    number = torch.count_nonzero(mask.detach()) * (elements // size)
+    number = _not_zero(mask) * (elements // size)
     return number if keeps else elements - number
 
 
