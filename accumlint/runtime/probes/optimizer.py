@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,21 +33,40 @@ def install(recorder: Recorder, patches: Patches) -> None:
 
 
 class _Steps:
-    """The steps that are really taken: one that a scaler leaves out does not come here."""
+    """The steps that are really taken: one that a scaler leaves out does not come here.
+
+    An optimizer evaluates a closure before it updates, so the step of one comes after the closure's own backward. Where it
+    is evaluated again, as by L-BFGS, every evaluation has an update of its own.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.open: dict[int, Row] = {}
+        self.unevaluated: dict[int, Callable[[], None]] = {}
 
-    def begins(self, optimizer: Any, arguments: Any, options: Any) -> None:
+    def begins(self, optimizer: Any, arguments: Any, options: Any) -> tuple[Any, Any] | None:
+        """What the step is called with instead, where it has a closure."""
+        recorder = self.recorder
+        if not recorder.active:
+            return None
+        uid = recorder.optimizers.watch(optimizer)
+        marks = [HOOK] if recorder.in_backward is not None else []
+        closure = arguments[1] if len(arguments) > 1 else options.get("closure")
+        if not callable(closure):
+            self._begin(optimizer, uid, recorder.stepping, marks)
+            return None
+        begin = functools.partial(self._begin, optimizer, uid, recorder.stepping, [*marks, CLOSURE])
+        self.unevaluated[uid] = begin
+        seen = self._evaluating(uid, closure, begin)
+        if len(arguments) > 1:
+            return (arguments[0], seen, *arguments[2:]), options
+        return arguments, {**options, "closure": seen}
+
+    def _begin(self, optimizer: Any, uid: int, scaler: int | None, marks: list[str]) -> None:
         recorder = self.recorder
         if not recorder.active:
             return
-        uid = recorder.optimizers.watch(optimizer)
-        marks = [HOOK] if recorder.in_backward is not None else []
-        if len(tuple(arguments)) > 1 or (options or {}).get("closure") is not None:
-            marks.append(CLOSURE)
-        row = recorder.event(Kind.STEP, targets=[uid], scaler=recorder.stepping, options=marks)
+        row = recorder.event(Kind.STEP, targets=[uid], scaler=scaler, options=marks)
         for name in ("found_inf", "grad_scale"):  # a fused optimizer is given them, and decides for itself
             value = getattr(optimizer, name, None)
             if value is not None:
@@ -54,13 +74,31 @@ class _Steps:
         self.open[uid] = row
         recorder.tell("change_begins", row)
 
+    def _evaluating(self, uid: int, closure: Function, begin: Callable[[], None]) -> Function:
+        def evaluate(*arguments: Any, **options: Any) -> Any:
+            self._end(uid)
+            self.unevaluated.pop(uid, None)
+            result = closure(*arguments, **options)
+            begin()
+            return result
+
+        return functools.update_wrapper(evaluate, closure)
+
     def ends(self, optimizer: Any, arguments: Any, options: Any) -> None:
-        recorder = self.recorder
-        uid = recorder.objects.known(optimizer)
-        row = self.open.pop(uid, None) if uid is not None else None
-        if row is not None and recorder.active:
-            recorder.tell("change_ends", row)
-            recorder.closes_window(row)
+        uid = self.recorder.objects.known(optimizer)
+        if uid is not None:
+            self.unevaluated.pop(uid, _nothing)()
+            self._end(uid)
+
+    def _end(self, uid: int) -> None:
+        row = self.open.pop(uid, None)
+        if row is not None and self.recorder.active:
+            self.recorder.tell("change_ends", row)
+            self.recorder.closes_window(row)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _watching(recorder: Recorder, original: Function) -> Function:
