@@ -68,8 +68,8 @@ def check(trace: Trace) -> Iterator[Finding]:
     full = trace.accumulation.value
     k = setting(trace)
     sizes = [len({each.backward.micro_batch for each in contributions}) for _, contributions in stepping(trace)]
-    if max(sizes, default=0) < 2:  # every micro-batch steps, or one backward spans the window: no tail is meant
-        return
+    if max(sizes, default=0) < min(full, 2) or (trace.measured and full not in sizes):
+        return  # every micro-batch steps, one backward spans the window, or no window is whole: no tail is meant
     before: set[int] = set()
     for window, contributions in stepping(trace):
         numbers = {each.backward.micro_batch for each in contributions}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from accumlint.runtime.assemble.windows import Report, Row
@@ -20,11 +21,19 @@ class Loops:
         self._newest: dict[int, int] = {}
         self._micro_batches: dict[int, int] = {}
         self._borrowed: dict[int, Row] = {}
+        inside: dict[Position, set[int]] = defaultdict(set)
         for row in self._rows:
             for line, index, entry, *_ in row["turns"]:
                 self._last[line, entry] = (index, row["micro_batch"])
                 self._newest[line] = entry
+                if row["kind"] == Kind.BACKWARD.value:
+                    inside[line, entry].add(row["micro_batch"])
         self._assign()
+        most: dict[int, int] = defaultdict(int)
+        for (line, _), micro_batches in inside.items():
+            most[line] = max(most[line], len(micro_batches))
+        # A loop that is entered anew in every micro-batch (over hooks, heads or parameters) is no pass over the data.
+        self._inner = {line for line, number in most.items() if number <= 1 and self._newest[line] > 0}
 
     def micro_batch(self, row: Row) -> int:
         return self._micro_batches.get(row["index"], int(row["micro_batch"]))
@@ -32,7 +41,11 @@ class Loops:
     def turns(self, row: Row) -> tuple[Turn, ...]:
         """Outermost first."""
         source = self._borrowed.get(row["index"], row)
-        return tuple(Turn(line, index, entry, last=self._is_last(line, index, entry, source)) for line, index, entry, *_ in source["turns"])
+        return tuple(
+            Turn(line, index, entry, last=self._is_last(line, index, entry, source))
+            for line, index, entry, *_ in source["turns"]
+            if line not in self._inner
+        )
 
     def ends_pass(self, row: Row) -> bool:
         """Whether the event lies in the last turn of its innermost loop."""
