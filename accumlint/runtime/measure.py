@@ -17,7 +17,8 @@ from accumlint.runtime.checks.updates import updates_of
 from accumlint.trace import Trace
 from accumlint.verdict import Measurement, RankEnd
 
-# What a run shows of these is also what people do on purpose (several passes over one batch, parts of a batch in one loss): the source has to say the same.
+# What a run shows of these is also what people do on purpose (several passes over one batch, parts of a batch in one loss):
+# the source has to say the same.
 ASKS_SOURCE = frozenset({"ACC309", "ACC312"})
 
 

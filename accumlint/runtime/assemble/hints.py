@@ -106,4 +106,7 @@ def _named(factor: Factor, spare: dict[Quantity, list[Factor]]) -> Factor:
             spare[quantity].remove(match)
             taken = quantity if quantity in {Quantity.INPUTS, Quantity.ACCUMULATION} else factor.quantity
             return replace(match, quantity=taken, power=factor.power, value=factor.value)
+    for quantity, left in spare.items():
+        if quantity is not Quantity.SCALE and len(left) == 1 and (left[0].power > 0) == (factor.power > 0):
+            return replace(left.pop(), quantity=factor.quantity, power=factor.power, value=factor.value)
     return factor
