@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accumlint.runtime.places import user_frames
+from accumlint.runtime.turns import takes_snapshots
 from accumlint.trace import Role, Wrapper
 
 MAX_TRIES = 3
@@ -143,7 +144,7 @@ def _arguments(frame: Any) -> dict[str, Any]:
     """A function's variables, without leaving them in the copy that the frame keeps."""
     import inspect
 
-    if {"locals", "vars"} & set(frame.f_code.co_names):
+    if takes_snapshots(frame.f_code):
         return {}
     variables = frame.f_locals
     found = dict(variables)

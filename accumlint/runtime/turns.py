@@ -13,7 +13,6 @@ from functools import lru_cache
 from types import CodeType, FrameType
 
 PLAIN = (int, str, bool)
-SNAPSHOTS = {"locals", "vars"}  # a function that takes its variables as a dict holds the very one that reading them changes
 MAX_SIZE = 2_000_000  # bytes of a file that is read for its loops
 
 
@@ -75,6 +74,15 @@ class Turns:
         return state
 
 
+def takes_snapshots(code: CodeType) -> bool:
+    """Whether a function may take its variables as a dict: before Python 3.13 it holds the very one that reading them changes.
+
+    pytest puts such a call into the functions whose assertions it rewrites.
+    """
+    names = set(code.co_names)
+    return bool(names & {"locals", "vars"}) and "@py_builtins" not in names
+
+
 def _counter(values: tuple[object, ...]) -> int:
     return next((value for value in values if type(value) is int), -1)
 
@@ -88,7 +96,7 @@ def _starts_anew(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
 def _values(frame: FrameType, loops: tuple[Loop, ...]) -> dict[str, object]:
     """The plain values of the loops' variables, and of others which object it is; nothing of the frame is kept."""
     names = {name for loop in loops for name in loop.names}
-    if not names or SNAPSHOTS & set(frame.f_code.co_names):
+    if not names or takes_snapshots(frame.f_code):
         return {}
     variables = frame.f_locals
     found: dict[str, object] = {}
