@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def accumulation_window() -> Callable[..., AbstractContextManager[Window]]:
+def accumulation_window() -> Callable[..., Window]:
     """Watches a training step, and fails the test with the report where its gradient accumulation is wrong.
 
     Takes the arguments of `accumlint.watch`, and `at_least="warning"` to fail for warnings as well::

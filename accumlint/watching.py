@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,6 +58,7 @@ class Window:
         self._reference = reference
         self._expect_k = expect_k
         self._tolerance = tolerance
+        self._at_least: Level | None = None  # what is raised for at the end of the block
         self._observation: Observation | None = None
         self._own: Mapping[str, Any] | None = None
         self._measured: Measurement | None = None
@@ -81,6 +81,7 @@ class Window:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        __tracebackhide__ = True
         observation, self._observation = self._observation, None
         if observation is None:
             return
@@ -88,6 +89,8 @@ class Window:
             self._own = observation.end(error)
         finally:
             _running.release()
+        if error is None and self._at_least is not None:
+            self.raise_for_violations(self._at_least)
 
     @property
     def report(self) -> Measurement:
@@ -149,7 +152,7 @@ class Window:
         if verdict.status is Status.VIOLATED:
             raise self._error(verdict)
         if bad:
-            raise self._error(Verdict(Status.VIOLATED, f"Found: {', '.join(bad)}."))
+            raise self._error(Verdict(Status.VIOLATED, f"There are findings to raise for: {', '.join(bad)}."))
         if verdict.status is not Status.CONFIRMED:
             raise self._error(verdict)
 
@@ -283,7 +286,6 @@ def watch(
     return Window(models, optimizers, updates, objective=objective, reference=reference, expect_k=expect_k, tolerance=tolerance)
 
 
-@contextmanager
 def checked(
     model: Module | Iterable[Module],
     optimizer: Optimizer | Iterable[Optimizer],
@@ -291,13 +293,12 @@ def checked(
     *,
     at_least: Level = "error",
     **options: Any,
-) -> Iterator[Window]:
+) -> Window:
     """:func:`watch`, with :meth:`Window.raise_for_violations` at the end of a block that raised nothing itself."""
-    __tracebackhide__ = True
     _level(at_least)
-    with watch(model, optimizer, updates, **options) as window:
-        yield window
-    window.raise_for_violations(at_least)
+    window = watch(model, optimizer, updates, **options)
+    window._at_least = at_least
+    return window
 
 
 def _end(report: Mapping[str, Any]) -> RankEnd:

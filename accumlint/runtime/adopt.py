@@ -86,7 +86,7 @@ class Observation:
             told = {"type": type(error).__name__, "message": str(error), "text": "", "file": "", "line": 0}
         try:
             recorder.settle()
-            report = report_of(recorder, ended="script" if error is None else "error", error=told)
+            report = report_of(recorder, ended="error" if error is not None else _ended(recorder.rows), error=told)
         finally:
             recorder.release()
         report.update(script=self._script or report["script"], argv=[])
@@ -114,6 +114,19 @@ class Observation:
             recorder.optimizers.found_full(uid)
         recorder.listeners.append(_Leftover(recorder, full))
         _run_eagerly(recorder, models, self._patches)
+
+
+def _ended(rows: Sequence[Row]) -> str:
+    """ "script" where a pass over the data is over with the block, "updates" where only its last window is.
+
+    A loop that steps is a pass, and so is one that leaves micro-batches without a step.
+    """
+    trained = [row for row in rows if row.kind in {Kind.BACKWARD.value, Kind.STEP.value}]
+    if not trained or trained[-1].kind == Kind.BACKWARD.value:
+        return "script"
+    last = next((row for row in reversed(trained) if row.kind == Kind.BACKWARD.value), None)
+    loop = last.turns[-1][0] if last is not None and last.turns else None
+    return "script" if loop in {turn[0] for turn in trained[-1].turns} else "updates"
 
 
 class _Leftover(Listener):

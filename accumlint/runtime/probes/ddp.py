@@ -38,16 +38,21 @@ def install(recorder: Recorder, patches: Patches) -> None:
     patches.replace(DistributedDataParallel, "__init__", lambda original: _constructing(recorder, buckets, original, register))
     patches.replace(DistributedDataParallel, "_delayed_all_reduce_hook", lambda original: _delayed(recorder, original))
     patches.replace(Join, "notify_join_context", buckets.notifying)
-    setattr(DistributedDataParallel, FLAG, Flag(recorder, DistributedDataParallel.no_sync))
-    patches.on_undo(functools.partial(delattr, DistributedDataParallel, FLAG))
+    outer = vars(DistributedDataParallel).get(FLAG)
+    setattr(DistributedDataParallel, FLAG, Flag(recorder, DistributedDataParallel.no_sync, outer))
+    if outer is None:
+        patches.on_undo(functools.partial(delattr, DistributedDataParallel, FLAG))
+    else:
+        patches.on_undo(functools.partial(setattr, DistributedDataParallel, FLAG, outer))
     replicate.install(recorder, patches, buckets)
 
 
 class Flag:
     """The sync flag of DDP as a property, so that assignments to it are seen; the value stays where torch keeps it."""
 
-    def __init__(self, recorder: Recorder, no_sync: Any) -> None:
+    def __init__(self, recorder: Recorder, no_sync: Any, outer: Flag | None = None) -> None:
         self.recorder = recorder
+        self.outer = outer  # of another observer
         self.context = getattr(no_sync, "__wrapped__", no_sync).__code__
 
     def __get__(self, ddp: Any, owner: Any) -> Any:
@@ -59,7 +64,10 @@ class Flag:
             raise AttributeError(FLAG) from None
 
     def __set__(self, ddp: Any, value: Any) -> None:
-        ddp.__dict__[FLAG] = value
+        if self.outer is None:
+            ddp.__dict__[FLAG] = value
+        else:
+            self.outer.__set__(ddp, value)
         recorder = self.recorder
         if not recorder.active:
             return
