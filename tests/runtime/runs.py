@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def measure(
 
     A rank that did not come to an end has ended "stalled" and nothing else. Without `observed` only "ended" is told.
     """
+    _preload()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(script) if isinstance(script, Path) else Path(folder, "train.py")
         if not isinstance(script, Path):
@@ -45,6 +47,19 @@ def measure(
             children.append(child)
         _wait(children)
         return [_read(Path(folder, f"rank-{rank}.json"), rank) for rank in range(processes)]
+
+
+@cache
+def _preload() -> None:
+    """Imports once, before the fork, what every rank would import."""
+    import importlib
+
+    from accumlint.runtime.agent import PROBES
+    from tests.mutation.effects import warm_up
+
+    warm_up()
+    for name in PROBES:
+        importlib.import_module(f"accumlint.runtime.probes.{name}")
 
 
 def _wait(children: list[int]) -> None:

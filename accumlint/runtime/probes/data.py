@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from accumlint.runtime.imports import when_imported
 from accumlint.runtime.patches import Patches
 from accumlint.runtime.recorder import PASS_ENDS, Recorder
 from accumlint.trace import Kind, Role
@@ -20,7 +21,7 @@ def install(recorder: Recorder, patches: Patches) -> None:
         if "__next__" in vars(each):
             patches.replace(each, "__next__", lambda original: _taking(recorder, original))
     patches.replace(torch, "save", lambda original: _saving(recorder, original))
-    _distributed(recorder, patches)
+    when_imported(recorder, patches, "torch.distributed.checkpoint", lambda module: _distributed(recorder, patches, module))
 
 
 def _taking(recorder: Recorder, original: Function) -> Function:
@@ -50,11 +51,7 @@ def _saving(recorder: Recorder, original: Function) -> Function:
     return save
 
 
-def _distributed(recorder: Recorder, patches: Patches) -> None:
-    try:
-        import torch.distributed.checkpoint as checkpoint
-    except ImportError:
-        return
+def _distributed(recorder: Recorder, patches: Patches, checkpoint: Any) -> None:
     for name in ("save", "async_save", "save_state_dict"):
         patches.replace(checkpoint, name, lambda original: _saving(recorder, original))
 
