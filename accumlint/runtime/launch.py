@@ -48,7 +48,8 @@ class Program:
         if self.processes is None:
             return [sys.executable, *target, *self.arguments]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.processes)]
-        return [*torchrun, *target, *self.arguments]
+        # torchrun takes no option of the script for a shortened one of its own after "--".
+        return [*torchrun, *(["-m"] if self.module else []), "--", target[-1], *self.arguments]
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,28 @@ STUB = Path(__file__).parent / "stub"
         (Program(module="package.train"), ["PYTHON", "-m", "package.train"]),
         (
             Program("train.py", arguments=("a",), processes=8),
-            ["PYTHON", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8", "train.py", "a"],
+            ["PYTHON", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8", "--", "train.py", "a"],
         ),
         (
             Program(module="train", processes=1),
-            ["PYTHON", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "train"],
+            ["PYTHON", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "--", "train"],
         ),
         (Program(launcher=("bash", "run.sh")), ["bash", "run.sh"]),
     ],
 )
 def test_commands(program: Program, words: list[str]) -> None:
     assert program.command() == [sys.executable if word == "PYTHON" else word for word in words]
+
+
+def test_options_of_the_script_that_resemble_those_of_torchrun_are_its_own() -> None:
+    from torch.distributed.run import get_args_parser
+
+    given = ("--logs", "here", "--", "--no", "5")
+    for program in (Program("train.py", arguments=given, processes=2), Program(module="train.py", arguments=given, processes=2)):
+        parsed = get_args_parser().parse_args(program.command()[3:])
+        assert parsed.training_script == "train.py"
+        assert parsed.training_script_args == list(given)
+        assert parsed.nproc_per_node == "2"
 
 
 def test_settings_survive_the_environment() -> None:
