@@ -83,7 +83,7 @@ def _clipping(recorder: Recorder, running: list[bool], original: Function) -> Fu
             running.pop()
         if isinstance(limit, (int, float)):
             row.numbers["limit"] = float(limit)
-        if isinstance(norm, torch.Tensor) and norm.numel() == 1:
+        if isinstance(norm, torch.Tensor) and norm.numel() == 1 and not hasattr(norm, "to_local"):  # its parts would have to be gathered
             recorder.later(row.numbers, "norm", norm.detach().clone())
         recorder.tell("change_ends", row)
         return norm

@@ -265,6 +265,29 @@ def test_fsdp2(flag: str, factor: float) -> None:
         assert _factor(reports, at) == pytest.approx([factor] * len(_factor(reports, at)), rel=1e-4)
 
 
+def test_the_norm_of_sharded_gradients_is_not_gathered() -> None:
+    """Clipping gives a norm that no rank holds as a whole; it is left out, and is no trouble."""
+
+    def work() -> dict[str, Any]:
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        with observed() as recorder:
+            model = fully_shard(_module(), mesh=init_device_mesh("cpu", (WORLD,)))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            model(torch.ones(4, 5)).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return _report(recorder)
+
+    for report in run(work, WORLD):
+        assert report["troubles"] == []
+        (clip,) = [row for row in report["rows"] if row["kind"] == "clip"]
+        assert clip["numbers"]["limit"] == 1.0
+        assert "norm" not in clip["numbers"]
+
+
 @pytest.mark.parametrize("sizes", [(2, 2)])
 def test_replicated_shards(sizes: tuple[int, int]) -> None:
     """Hybrid sharding: what comes out is an average over all ranks, replicas included."""
