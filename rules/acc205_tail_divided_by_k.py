@@ -63,7 +63,7 @@ from accumlint.trace import Trace
 
 @rule("ACC205", "tail-divided-by-k", Severity.WARNING, measured="coefficients of the last window sum to m/K")
 def check(trace: Trace) -> Iterator[Finding]:
-    if trace.accumulation is None or not trace.judges_tail:
+    if trace.accumulation is None or not trace.judges_tail or trace.fact("leaves-out"):
         return
     full = trace.accumulation.value
     k = setting(trace)

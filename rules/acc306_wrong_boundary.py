@@ -75,7 +75,7 @@ def _first_pass(view: Boundaries, windows: list[Window]) -> list[Window]:
 def _short_start(trace: Trace, view: Boundaries, windows: list[Window]) -> str:
     """The first window is short and all others are K, the pass's last perhaps flushed."""
     first, *rest = (view.size(window) for window in windows)
-    if not rest or trace.fact("warm-up"):
+    if not rest or trace.fact("warm-up") or trace.fact("leaves-out"):
         return ""
     full = trace.accumulation.value if trace.accumulation is not None else rest[0]
     steady = rest[0] == full and all(size == full for size in rest[:-1]) and rest[-1] <= full

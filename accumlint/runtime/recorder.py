@@ -261,7 +261,7 @@ class _MicroBatches:
                 self._first = row.turns
             self._calls[row.at] = taken
             if line is not None:
-                self._lines[line] = taken
+                self._lines[line] = [turn[:3] for turn in row.turns]
             self._moved_on = False
         elif row.kind in {Kind.BACKWARD.value, Kind.DATA.value}:
             self._moved_on = True
@@ -274,7 +274,7 @@ class _MicroBatches:
         if not self._moved_on or not self._calls:
             return False
         elsewhere = self._lines.get(line) if line is not None else None
-        return (elsewhere is not None and elsewhere != taken) or _gone_on(self._first, row.turns)
+        return (elsewhere is not None and elsewhere != [turn[:3] for turn in row.turns]) or _gone_on(self._first, row.turns)
 
 
 def _gone_on(before: list[list[int]], now: list[list[int]]) -> bool:

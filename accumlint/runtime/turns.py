@@ -23,6 +23,7 @@ class Loop:
     line: int
     end_line: int
     names: tuple[str, ...]
+    counter: str = ""  # the variable that counts from the start: of `range` or `enumerate`
 
 
 @dataclass(slots=True)
@@ -56,8 +57,17 @@ class Turns:
                 # What an inner loop sets as well says nothing of this one.
                 taken = {name for inner in loops[depth + 1 :] for name in inner.names}
                 seen = tuple(values.get(name) for name in loop.names if name not in taken)
-                state = self._seen((frame.f_code.co_filename, loop.line), parent, id(frame), seen)
-                found.append([loop.line, state.index, state.entry, int(any(isinstance(value, tuple) for value in seen)), _counter(seen)])
+                count = values.get(loop.counter) if loop.counter not in taken else None
+                state = self._seen((frame.f_code.co_filename, loop.line), parent, id(frame), (count, *seen))
+                found.append(
+                    [
+                        loop.line,
+                        state.index,
+                        state.entry,
+                        int(any(isinstance(value, tuple) for value in seen)),
+                        count if type(count) is int else -1,
+                    ]
+                )
                 parent = (*parent, (state.index, state.entry))
         return found
 
@@ -83,14 +93,10 @@ def takes_snapshots(code: CodeType) -> bool:
     return bool(names & {"locals", "vars"}) and "@py_builtins" not in names
 
 
-def _counter(values: tuple[object, ...]) -> int:
-    return next((value for value in values if type(value) is int), -1)
-
-
 def _starts_anew(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    """Whether a counter has gone back."""
-    pairs = [(one, other) for one, other in zip(before, now, strict=False) if type(one) is int and type(other) is int]
-    return bool(pairs) and pairs[0][1] < pairs[0][0]
+    """Whether the counter, which comes first, has gone back."""
+    one, other = before[:1], now[:1]
+    return bool(one and other) and type(one[0]) is int and type(other[0]) is int and other[0] < one[0]
 
 
 def _values(frame: FrameType, loops: tuple[Loop, ...]) -> dict[str, object]:
@@ -138,6 +144,15 @@ def _functions(path: str) -> dict[tuple[str, int], tuple[Loop, ...]]:
     return found
 
 
+def _counted(loop: ast.For | ast.AsyncFor) -> str:
+    """The variable of `for i in range(…)` or `for i, … in enumerate(…)`, also inside another call such as a progress bar."""
+    calls = {each.func.id for each in ast.walk(loop.iter) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)}
+    if not calls & {"range", "trange", "enumerate"}:
+        return ""
+    names = [each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
+    return names[0] if names else ""
+
+
 def _own(scope: ast.AST) -> list[Loop]:
     found: list[Loop] = []
     waiting = list(ast.iter_child_nodes(scope))
@@ -147,7 +162,7 @@ def _own(scope: ast.AST) -> list[Loop]:
             continue
         if isinstance(node, (ast.For, ast.AsyncFor)):
             names = tuple(each.id for each in ast.walk(node.target) if isinstance(each, ast.Name))
-            found.append(Loop(node.lineno, node.end_lineno or node.lineno, names))
+            found.append(Loop(node.lineno, node.end_lineno or node.lineno, names, _counted(node)))
         elif isinstance(node, ast.While):
             found.append(Loop(node.lineno, node.end_lineno or node.lineno, ()))
         waiting += ast.iter_child_nodes(node)

@@ -14,7 +14,7 @@ from accumlint.weight import Weight, add
 
 Key = tuple[int, int]  # rank, index of the row
 Call = tuple[Row, dict[str, Any], RankWindow]  # the backward, the loss call behind it, the window
-Site = tuple[str, int]  # name of the loss, and the stack that called it
+Site = str  # of a loss call, the same on all ranks
 
 TOLERANCE = 1e-2
 
@@ -80,7 +80,7 @@ def calls_by_site(window: SharedWindow) -> dict[Site, list[Call]]:
     found: dict[Site, list[Call]] = defaultdict(list)
     for rank in window.ranks:
         for row, loss in rank.losses:
-            found[loss["name"], int(loss.get("at", -1))].append((row, dict(loss), rank))
+            found[loss["site"]].append((row, dict(loss), rank))
     return found
 
 

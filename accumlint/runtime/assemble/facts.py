@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from accumlint.runtime.assemble.hints import Hints
 from accumlint.runtime.assemble.loops import Loops
 from accumlint.runtime.assemble.sources import place_of
 from accumlint.runtime.assemble.weights import number
-from accumlint.runtime.assemble.windows import Report, SharedWindow, stack_of
-from accumlint.trace import Evidence, Place
+from accumlint.runtime.assemble.windows import RankWindow, Report, SharedWindow, stack_of
+from accumlint.trace import Evidence, Kind, Place
 
 
 def facts_of(report: Report, windows: Sequence[SharedWindow], hints: Hints, loops: Loops) -> Mapping[str, tuple[Evidence, ...]]:
@@ -22,19 +23,48 @@ def facts_of(report: Report, windows: Sequence[SharedWindow], hints: Hints, loop
     if int(report["world"]) > 1:
         found["distributed"] = (Evidence(Place(str(report["script"]), 1), f"{report['world']} ranks"),)
     found.update(_targets(report, windows, loops))
+    step = usual_step(windows)
+    own = ((window, each) for window in windows for each in window.ranks if each.rank == report["rank"])
+    left_out = next((window for window, each in own if leaves_out(each, step)), None)
+    if left_out is not None:
+        found["leaves-out"] = (Evidence(Place(str(report["script"]), 1), f"a micro-batch of window {left_out.number + 1} has no backward"),)
     return found
+
+
+def leaves_out(window: RankWindow, step: int) -> bool:
+    """Whether a micro-batch inside the window was left out: it has a forward and no backward, its batch was taken in vain, or the loop's
+    counter jumped by more than its usual step."""
+    if not window.backwards:
+        return False
+    kinds = [row["kind"] for row in window.rows]
+    forwards = {row["micro_batch"] for row in window.rows if row["kind"] == Kind.FORWARD.value}
+    trained = {row["micro_batch"] for row in window.backwards}
+    in_vain = kinds.count(Kind.DATA.value) > window.size and len(forwards) <= window.size
+    return bool(forwards - trained) or in_vain or any(jump > step for jump in _jumps(window))
+
+
+def usual_step(windows: Sequence[SharedWindow]) -> int:
+    """By how much the counter of the micro-batches' loop goes on."""
+    return min((jump for window in windows for rank in window.ranks for jump in _jumps(rank) if jump > 0), default=1)
+
+
+def _jumps(window: RankWindow) -> list[int]:
+    """Of the counter between the backwards of one pass."""
+    at = [(row["turns"][-1][2], row["turns"][-1][4]) for row in window.backwards if row["turns"]]
+    return [later[1] - earlier[1] for earlier, later in pairwise(at) if earlier[0] == later[0] and earlier[1] >= 0]
 
 
 def _targets(report: Report, windows: Sequence[SharedWindow], loops: Loops) -> Mapping[str, tuple[Evidence, ...]]:
     """Whether the number of valid targets varies: between micro-batches other than a pass's last, which may be ragged, or between ranks."""
-    units: dict[tuple[str, int], list[float]] = defaultdict(list)
-    ignored: set[tuple[str, int]] = set()
+    units: dict[str, list[float]] = defaultdict(list)
+    last: dict[str, list[float]] = defaultdict(list)  # in the last turn of a pass, which may be ragged
+    ignored: set[str] = set()
     empty = False
-    where: dict[tuple[str, int], Place] = {}
+    where: dict[str, Place] = {}
     for window in windows:
         for rank in window.ranks:
             for row, loss in rank.losses:
-                site = (loss["name"], int(loss.get("at", -1)))
+                site = loss["site"]
                 if loss["units"] is None:
                     continue
                 if rank.rank == report["rank"] and (stack := stack_of(report, row)):
@@ -42,10 +72,11 @@ def _targets(report: Report, windows: Sequence[SharedWindow], loops: Loops) -> M
                 empty = empty or loss["units"] == 0
                 if (loss.get("elements") or 0) > loss["units"]:
                     ignored.add(site)
-                if rank.rank != report["rank"] or not loops.ends_pass(row):
-                    units[site].append(float(loss["units"]))
+                ragged = rank.rank == report["rank"] and loops.ends_pass(row)
+                (last if ragged else units)[site].append(float(loss["units"]))
     found: dict[str, tuple[Evidence, ...]] = {}
     for site, counts in units.items():
+        counts += [each for each in last[site] if each > max(counts)]
         place = where.get(site, Place(str(report["script"]), 1))
         if len(set(counts)) > 1:
             found["varying-units"] = (Evidence(place, f"{number(min(counts))} to {number(max(counts))} in a micro-batch of this run"),)

@@ -82,6 +82,16 @@ class _Builder:
             elif row["kind"] == Kind.NORMALIZE.value:
                 divisor = divisor_of(row)
                 expected = expected / divisor if divisor else math.nan
+            if "abandons" in row:
+                yield {
+                    **row,
+                    "kind": Kind.STEP.value,
+                    "targets": [row["abandons"]],
+                    "options": [LEFT_OUT],
+                    "numbers": {},
+                    "unseen": True,
+                    "note": "the window was given up",
+                }
             drift, residual = numbers.get("drift"), numbers.get("drift_residual")
             if drift is not None and residual is not None:
                 scalar = residual <= UNSEEN
@@ -189,6 +199,3 @@ def _actor(entry: dict[str, Any]) -> Actor:
         known=True,
         options=frozenset(entry["options"]),
     )
-
-
-__all__ = ["LEFT_OUT", "trace_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from accumlint.trace import Kind
 Report = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-LEFT_OUT, RAISED = "left-out", "raised"
+LEFT_OUT, RAISED, CLOSURE = "left-out", "raised", "closure"
 
 
 @dataclass
@@ -63,12 +63,48 @@ class SharedWindow:
 
 
 def prepared(report: Report) -> Report:
-    """The report with the place of its call in every loss."""
+    """The report with the site of its call in every loss, and with the clearings that give a window up.
+
+    A site is the line of the call, and which of several callers of that line in one micro-batch it came from: a helper that
+    two places call is one term of the loss, unless both call it for the same data.
+    """
     rows = report["events"]
+    callers: dict[tuple[int, str], list[int]] = defaultdict(list)
     for row in rows:
         for loss in row["numbers"].get("losses") or ():
-            loss["at"] = rows[loss["call"]]["at"] if 0 <= loss["call"] < len(rows) else -1
+            at = rows[loss["call"]]["at"] if 0 <= loss["call"] < len(rows) else -1
+            line = _line(report, at)
+            seen = callers[row["micro_batch"], line]
+            if at not in seen:
+                seen.append(at)
+            loss["site"] = f"{loss['name']} {line} {seen.index(at)}"
+    _mark_abandoned(rows)
     return report
+
+
+def _line(report: Report, at: int) -> str:
+    stack = report["stacks"][at] if at >= 0 else []
+    return ":".join(str(part) for part in stack[0][:5]) if stack else ""
+
+
+def _mark_abandoned(rows: Sequence[dict[str, Any]]) -> None:
+    """Clearings that give a window up, for the data were not fit: not those of every window, which are a mistake."""
+    for optimizer in dict.fromkeys(row["targets"][0] for row in rows if row["kind"] == Kind.STEP.value and row["targets"]):
+        inside: list[dict[str, Any]] = []
+        clean = 0
+        filled, cleared = False, False
+        for row in rows:
+            if row["kind"] == Kind.BACKWARD.value and optimizer in row["numbers"].get("optimizers", ()):
+                filled = True
+            elif row["kind"] == Kind.ZERO.value and optimizer in row["targets"] and filled:
+                inside.append(row)
+                filled, cleared = False, True
+            elif row["kind"] == Kind.STEP.value and optimizer in row["targets"]:
+                clean += int(filled and not cleared)
+                filled, cleared = False, False
+        if clean and CLOSURE not in {option for row in inside for option in row["options"]}:
+            for row in inside:
+                row["abandons"] = optimizer
 
 
 def windows_of(report: Report) -> dict[int, list[RankWindow]]:
@@ -80,6 +116,9 @@ def windows_of(report: Report) -> dict[int, list[RankWindow]]:
         open_window = RankWindow(report["rank"], optimizer)
         found[optimizer] = []
         for row in rows:
+            if row.get("abandons") == optimizer:
+                found[optimizer].append(open_window)
+                open_window = RankWindow(report["rank"], optimizer)
             if row["kind"] == Kind.BACKWARD.value and optimizer in row["numbers"].get("optimizers", ()):
                 open_window.backwards.append(row)
             open_window.rows.append(row)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 from accumlint.findings import Finding, Severity
 from accumlint.runtime.assemble import Assembly
+from accumlint.runtime.assemble.facts import leaves_out, usual_step
 from accumlint.runtime.assemble.sources import place_of, text_of
-from accumlint.runtime.assemble.windows import RankWindow, Row, SharedWindow, stack_of
+from accumlint.runtime.assemble.windows import RankWindow, Row, stack_of
 from accumlint.runtime.checks.context import Run, listed
 from accumlint.runtime.checks.ranks import differences
 from accumlint.trace import Event, Guard, Kind, Place, Wrapper
@@ -18,7 +18,8 @@ from accumlint.weight import Quantity
 DECIDED_BY_RANK = {"data", "rank", "clock", "memory", "exception"}
 NO_CHECKS = "No inf checks were recorded prior to update"
 MARKS = {kind.value for kind in (Kind.BACKWARD, Kind.STEP, Kind.UNSCALE, Kind.SCALER_UPDATE)}
-SYNC = {"ACC101", "ACC102", "ACC105", "ACC108", "ACC110", "ACC111"}
+# Findings after which it is no wonder that replicas differ.
+EXPLAINED = {"ACC101", "ACC102", "ACC105", "ACC108", "ACC110", "ACC111", "ACC204"}
 
 
 def findings_across(assembly: Assembly, found: Sequence[Finding]) -> list[Finding]:
@@ -27,7 +28,7 @@ def findings_across(assembly: Assembly, found: Sequence[Finding]) -> list[Findin
         return []
     run = Run(assembly, found)
     more = [*_uneven(run)]
-    if not SYNC & {finding.code for finding in (*found, *more)}:
+    if not EXPLAINED & {finding.code for finding in (*found, *more)}:
         more += _apart(run)
     more += _kept(run)
     more += _raised(run)
@@ -67,6 +68,8 @@ def _uneven(run: Run) -> Iterator[Finding]:
 
 def _apart(run: Run) -> Iterator[Finding]:
     """Replicas that differ after an update, without another finding that explains it."""
+    if _has_fact(run, "averages-parameters"):
+        return
     for difference in differences(run):
         step = difference.window.ranks[0].step
         yield _finding(
@@ -85,7 +88,7 @@ def _kept(run: Run) -> Iterator[Finding]:
     if {finding.code for finding in run.findings} & {"ACC303", "ACC306", "ACC307"}:
         return
     k = run.assembly.k
-    for window in run.complete:
+    for window in run.assembly.windows:
         own = window.ranks[0]
         if k < 2 or own.size <= k or own.size % k:
             continue
@@ -121,10 +124,10 @@ def _raised(run: Run) -> Iterator[Finding]:
 
 def _shrunk(run: Run) -> Iterator[Finding]:
     """A window with fewer backwards than its divisor, for a micro-batch was left out inside it."""
-    k = run.assembly.k
+    k, step = run.assembly.k, usual_step(run.assembly.windows)
     for window in run.complete:
         own = window.ranks[0]
-        if k < 2 or own.size >= k or not _divided_by(run, own, k) or not _left_one_out(window, run):
+        if k < 2 or own.size >= k or not _divided_by(run, own, k) or not leaves_out(own, step):
             continue
         guard = _left_by(run, own, {Kind.BACKWARD})
         if guard is None:
@@ -146,30 +149,6 @@ def _divided_by(run: Run, window: RankWindow, k: int) -> bool:
         weight is not None and any(factor.power < 0 and factor.value == k for factor in weight.of(Quantity.ACCUMULATION))
         for weight in weights
     )
-
-
-def _left_one_out(window: SharedWindow, run: Run) -> bool:
-    """Whether the window lacks a turn of its loop: a counter jumped, a batch was taken or a forward ran without a backward."""
-    own = window.ranks[0]
-    if not own.backwards:
-        return False
-    inside = own.rows
-    taken = sum(1 for row in inside if row["kind"] == Kind.DATA.value)
-    forwards = {row["micro_batch"] for row in inside if row["kind"] == Kind.FORWARD.value}
-    counters = [row["turns"][-1][4] for row in own.backwards if row["turns"]]
-    jumps = [later - earlier for earlier, later in pairwise(counters) if earlier >= 0]
-    return (
-        taken > own.size
-        or len(forwards) > own.size
-        or any(jump > 1 for jump in jumps)
-        or (run.assembly.k > own.size > 0 and not _ends_pass(run, own))
-    )
-
-
-def _ends_pass(run: Run, window: RankWindow) -> bool:
-    from accumlint.runtime.assemble.loops import Loops
-
-    return Loops(run.reports[0]).ends_pass(window.backwards[-1])
 
 
 def _left_by(run: Run, window: RankWindow, kinds: set[Kind]) -> Guard | None:

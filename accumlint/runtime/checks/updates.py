@@ -76,9 +76,9 @@ def _elements(rank: RankWindow) -> float | None:
 
 
 def _most(rank: RankWindow, key: str) -> float | None:
-    sums: dict[tuple[str, int], float] = {}
+    sums: dict[str, float] = {}
     for _, loss in rank.losses:
         if loss.get(key) is not None:
-            site = (str(loss["name"]), int(loss.get("at", -1)))
+            site = str(loss["site"])
             sums[site] = sums.get(site, 0.0) + float(loss[key])
     return max(sums.values(), default=None)

@@ -58,7 +58,12 @@ class _Forwards:
     def _forward(self, original: Callable[..., Any], module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         begin = len(self.recorder.rows)
         described = self._described(module, arguments, options)
-        output = original(module, *arguments, **options)
+        try:
+            output = original(module, *arguments, **options)
+        except Exception:
+            if described is not None:
+                self._raised(module, described)
+            raise
         if described is not None:
             try:
                 self._record(module, described, output, begin)
@@ -85,6 +90,12 @@ class _Forwards:
         except Exception as error:
             self.recorder.trouble(f"forward: {type(error).__name__}: {error}")
             return None
+
+    def _raised(self, module: Any, described: dict[str, Any]) -> None:
+        """A forward that fails and is caught leaves its micro-batch out."""
+        info = described["info"]
+        uid = self.recorder.uid(info.module() if info is not None else module, Role.MODEL)
+        self.recorder.event(Kind.FORWARD, model=uid, sync=described["sync"], options=["raised"])
 
     def _record(self, module: Any, described: dict[str, Any], output: Any, begin: int) -> None:
         outputs = [tensor for tensor in tensors(output) if tensor.requires_grad and tensor.grad_fn is not None]
