@@ -27,7 +27,8 @@ loss.backward()
 ```
 
 ## How it is measured
-The ranks differ in the number of backwards or steps; after a time-out the report names each rank and what it waits in.
+The ranks differ in the forwards, backwards or batches of an update, or in the number of updates; after a time-out the
+report names the ranks that are behind and what they wait in.
 
 ## When it is silent
 The value was all-reduced or broadcast before; the other branch runs the backward too, with the loss multiplied by 0 (a fresh

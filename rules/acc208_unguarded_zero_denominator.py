@@ -22,7 +22,7 @@ loss = (nll * valid).sum() / valid.sum().clamp(min=1)
 ```
 
 ## How it is measured
-A micro-batch or a window without targets is seen, or a NaN that comes from it.
+A micro-batch or a window without targets is seen, or a NaN that comes from it: only if that happens in the updates that are run.
 
 ## When it is silent
 A clamp, a maximum or a condition guards the division; the mask always keeps a target; the mean is that of a loss function.
@@ -44,7 +44,13 @@ from accumlint.weight import Quantity
 COUNTS = (Quantity.UNITS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS)
 
 
-@rule("ACC208", "unguarded-zero-denominator", Severity.WARNING, measured="a micro-batch or window without targets, or a NaN from it")
+@rule(
+    "ACC208",
+    "unguarded-zero-denominator",
+    Severity.WARNING,
+    measured="a micro-batch or window without targets, or a NaN from it",
+    exception="a run shows it only if some micro-batch or window of that run really has no targets",
+)
 def check(trace: Trace) -> Iterator[Finding]:
     evidence = trace.fact("may-lose-targets")
     if evidence is None:

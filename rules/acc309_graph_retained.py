@@ -28,7 +28,9 @@ optimizer.step()
 ```
 
 ## How it is measured
-The bytes of saved activations grow with each micro-batch of a window by those of one micro-batch.
+One backward goes through the forwards of several micro-batches, whose graphs were alive until then, or a later
+backward through a graph that was kept. The source has to say the same: parts of one batch in one loss look alike in a
+run. A sum through which no backward ever goes leaves no event.
 
 ## When it is silent
 - A running sum of losses each of which had its own backward: their activations are freed already (told as info).
@@ -51,7 +53,13 @@ from accumlint.trace import Event, Kind, Place, Trace, Window
 FREE_EACH = "run the backward of each micro-batch in its own turn, and add `loss.detach()` to the sum"
 
 
-@rule("ACC309", "graph-retained", Severity.WARNING, measured="saved activations grow by those of a micro-batch in every turn")
+@rule(
+    "ACC309",
+    "graph-retained",
+    Severity.WARNING,
+    measured="one backward goes through the forwards of several micro-batches, or a later one through a graph that was kept",
+    exception="a sum through which no backward ever goes leaves no event in a run",
+)
 def check(trace: Trace) -> Iterator[Finding]:
     for window in trace.all_windows():
         for backward in window.backwards:

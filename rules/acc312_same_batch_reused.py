@@ -28,7 +28,8 @@ for step in range(steps):
 ```
 
 ## How it is measured
-The inputs of all forwards of a window are the same storage, or have the same content.
+The inputs of all forwards of a window have the same content, with the same other arguments. The source has to say the
+same: several passes over one batch look alike in a run.
 
 ## When it is silent
 - Deliberate passes over one batch: the loss is not divided by the count, or its name says so (adversarial steps, repeats, samples, views).

@@ -37,7 +37,8 @@ for i, batch in enumerate(loader):
 ```
 
 ## How it is measured
-A window has fewer backwards than its divisor says, and its coefficients sum to less than 1.
+A window in which a forward has no backward, a batch was taken in vain or the loop's counter jumped, and whose divisor
+is K or counts more targets than were used.
 
 ## When it is silent
 - The skip is counted: the divisor is the number of micro-batches or targets that were used, or the counter behind the boundary stands

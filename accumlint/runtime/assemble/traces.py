@@ -113,8 +113,9 @@ class _Builder:
         kind = KINDS[row["kind"]]
         stack = stack_of(self.report, row)
         place = place_of(stack[0]) if stack else NOWHERE
-        if kind is Kind.NORMALIZE and self.hints.event(Kind.CLIP, place) is not None:
-            kind = Kind.CLIP  # one that the user has written out
+        written = next((site for site in stack if self.hints.event(Kind.CLIP, place_of(site)) is not None), None)
+        if kind is Kind.NORMALIZE and written is not None:
+            kind, place = Kind.CLIP, place_of(written)  # one that the user has written out
         hinted = self.hints.options(kind, place)
         model = self.actors.get(row["model"]) if row["model"] is not None else None
         return Event(

@@ -9,6 +9,7 @@ from accumlint.findings import Finding, Severity
 from accumlint.runtime.assemble import Assembly
 from accumlint.runtime.assemble.facts import leaves_out, usual_step
 from accumlint.runtime.assemble.sources import place_of, text_of
+from accumlint.runtime.assemble.weights import uniform
 from accumlint.runtime.assemble.windows import RankWindow, Row, stack_of
 from accumlint.runtime.checks.context import Run, listed
 from accumlint.runtime.checks.ranks import differences
@@ -127,7 +128,7 @@ def _shrunk(run: Run) -> Iterator[Finding]:
     k, step = run.assembly.k, usual_step(run.assembly.windows)
     for window in run.complete:
         own = window.ranks[0]
-        if k < 2 or own.size >= k or not _divided_by(run, own, k) or not leaves_out(own, step):
+        if k < 2 or own.size >= k or not (_divided_by(run, own, k) or _counts_more(own)) or not leaves_out(own, step):
             continue
         guard = _left_by(run, own, {Kind.BACKWARD})
         if guard is None:
@@ -136,7 +137,7 @@ def _shrunk(run: Run) -> Iterator[Finding]:
             "ACC319",
             guard.place,
             f"`{guard.text}` left {k - own.size} of {k} micro-batches out of window {window.number + 1}, "
-            f"but the others are still divided by {k}",
+            f"but the divisor of the others still counts {'it' if k - own.size == 1 else 'them'}",
             "divide by the number of micro-batches that were used, and keep the boundary test outside the skip",
             Severity.WARNING,
         )
@@ -149,6 +150,13 @@ def _divided_by(run: Run, window: RankWindow, k: int) -> bool:
         weight is not None and any(factor.power < 0 and factor.value == k for factor in weight.of(Quantity.ACCUMULATION))
         for weight in weights
     )
+
+
+def _counts_more(window: RankWindow) -> bool:
+    """Whether the losses are sums over one count that is more than the targets of those that were used."""
+    divisors = {round(1 / coefficient, 3) for _, loss in window.losses if loss["reduction"] != "mean" and (coefficient := uniform(loss))}
+    used = sum(float(loss["units"] or 0) for _, loss in window.losses)
+    return len(divisors) == 1 and used > 0 and divisors.pop() > 1.001 * used
 
 
 def _left_by(run: Run, window: RankWindow, kinds: set[Kind]) -> Guard | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 import weakref
@@ -19,6 +20,7 @@ FLAG = "require_backward_grad_sync"
 COMM_HOOK = "comm-hook"
 NO_AVERAGING = "no-averaging"  # the divisor is not the number of ranks
 MAX_DEPTH = 6  # frames between an assignment of the flag and the context manager that makes it
+_OUTLIVING: set[int] = set()  # ids of process groups that are never let go
 
 
 def install(recorder: Recorder, patches: Patches) -> None:
@@ -118,6 +120,7 @@ def attach(recorder: Recorder, buckets: Buckets, ddp: Any, register: Any) -> Non
         info = buckets.composing
         recorder.objects.entry(info.uid).options = sorted(marks)
     recorder.objects.entry(info.uid).numbers.update(group_of(ddp.process_group))
+    _outlive(ddp.process_group)
     if tap is not None:
         tap.belongs_to(ddp, info.uid)
         if tap.inner is not None:
@@ -211,6 +214,17 @@ def _record_delayed(recorder: Recorder, ddp: Any) -> None:
     row = recorder.event(Kind.REDUCE, model=None if info is None else info.uid, options=["delayed"])
     row.numbers.update(bucket=-1, elements=buffer.numel(), backward=None if backward is None else backward.index)
     recorder.later(row.numbers, "before", strided(buffer))
+
+
+def _outlive(group: Any) -> None:
+    """Keeps a process group to the end of the process.
+
+    Otherwise the reducer may be its last owner: it would then wait for the group's threads with the interpreter locked,
+    and these may wait for the interpreter to let go of what a hook in Python has given them.
+    """
+    if id(group) not in _OUTLIVING:
+        _OUTLIVING.add(id(group))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def group_of(group: Any) -> dict[str, Any]:
