@@ -57,7 +57,7 @@ from accumlint.trace import Actor, Event, Kind, Trace
     measured="no bucket reduced in the window's last micro-batch; ranks differ after the step",
 )
 def check(trace: Trace) -> Iterator[Finding]:
-    if trace.accumulates:
+    if trace.accumulates and not trace.fact("averages-parameters"):
         for update in unsynced_updates(trace):
             yield _unsynced(trace, update)
     yield from _steps_in_hooks(trace)

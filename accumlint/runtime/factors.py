@@ -56,8 +56,14 @@ class Factors(Listener):
     def _compare(self, row: Row, name: str, before: Any, after: Any) -> None:
         if before is None or after is None or before.shape != after.shape or before.device != after.device:
             return
-        factor = (after @ before) / (before @ before)
-        residual = (after - factor * before).norm() / after.norm()
+        import torch
+
+        size, empty = before @ before, torch.zeros_like(before[0])
+        factor = torch.where((size == 0) & (after @ after == 0), empty + 1, (after @ before) / size)
+        rest = (after - factor * before).norm()
+        residual = torch.where(rest == 0, empty, rest / after.norm())
+        if row.kind == Kind.STEP.value:
+            self._recorder.later(row.numbers, "magnitude", after.norm())
         self._recorder.later(row.numbers, name, factor)
         self._recorder.later(row.numbers, "residual" if name == "factor" else f"{name}_residual", residual)
 

@@ -45,7 +45,8 @@ def measurement(
     failed: int | None = None,
 ) -> Measurement:
     """What the reports of all ranks show. `rehearsed` are the traces of the source files, for names and for what is meant."""
-    assembly = assemble(reports, rehearsed)
+    every = list(reports)
+    assembly = assemble(every, rehearsed)
     findings = findings_of(assembly, question)
     run = Run(assembly, findings, question.expect_k, question.tolerance)
     return Measurement(
@@ -53,7 +54,7 @@ def measurement(
         findings=tuple(findings),
         updates=tuple(updates_of(run)),
         ranks=tuple(ends) or tuple(_end(report) for report in assembly.reports),
-        limits=tuple(_limits(assembly.reports)),
+        limits=(*_alone(every, assembly.reports), *_limits(assembly.reports)),
         environment=_environment(assembly.reports),
         wanted=question.steps,
         problem=problem,
@@ -83,6 +84,12 @@ def _asking(rules: Sequence[Rule]) -> list[Rule]:
 def _end(report: Report) -> RankEnd:
     error = report.get("error") or {}
     return RankEnd(int(report["rank"]), int(report["updates"]), str(report["ended"]), str(error.get("message", "")))
+
+
+def _alone(every: Sequence[Report], shown: Sequence[Report]) -> Iterable[str]:
+    trained = sum(1 for report in every if report["events"])
+    if trained > len(shown):
+        yield f"{trained} processes trained without a process group between them: the one that got furthest is shown."
 
 
 def _environment(reports: Sequence[Report]) -> Mapping[str, Any]:

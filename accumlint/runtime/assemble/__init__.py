@@ -27,9 +27,10 @@ class Assembly:
 
 def assemble(reports: Iterable[Report], rehearsed: Iterable[Trace] = ()) -> Assembly:
     """The traces of a run. `rehearsed` are those of its source files, which lend names, and silence where a thing is meant."""
-    ordered = sorted((prepared(report) for report in reports if report["events"]), key=lambda report: int(report["rank"]))
+    every = list(reports)
+    world = max((int(report["world"]) for report in every), default=1)
+    ordered = [prepared(report) for report in one_a_rank(report for report in every if report["events"])]
     windows = shared(ordered)
-    world = max((int(report["world"]) for report in ordered), default=1)
     hints = Hints(rehearsed)
     k = steady_size(windows)
     if k < 2:
@@ -37,6 +38,16 @@ def assemble(reports: Iterable[Report], rehearsed: Iterable[Trace] = ()) -> Asse
     contributions = Contributions(windows, k, world)
     traces = [trace_of(report, windows, contributions, hints) for report in ordered]
     return Assembly(ordered, windows, contributions, traces, hints, k, world)
+
+
+def one_a_rank(reports: Iterable[Report]) -> list[Report]:
+    """In order of the ranks. Processes without a group are all rank 0: the one that got furthest stands for them."""
+    best: dict[int, Report] = {}
+    for report in reports:
+        held = best.get(int(report["rank"]))
+        if held is None or (int(report["updates"]), len(report["events"])) > (int(held["updates"]), len(held["events"])):
+            best[int(report["rank"])] = report
+    return [best[rank] for rank in sorted(best)]
 
 
 __all__ = ["Assembly", "assemble"]

@@ -22,7 +22,13 @@ class Loops:
         self._micro_batches: dict[int, int] = {}
         self._borrowed: dict[int, Row] = {}
         inside: dict[Position, set[int]] = defaultdict(set)
+        self._over: set[Position] = set()
+        running: set[Position] = set()
         for row in self._rows:
+            if row["at"] >= 0:
+                now = {(line, entry) for line, _, entry, *_ in row["turns"]}
+                self._over |= running - now
+                running = now
             for line, index, entry, *_ in row["turns"]:
                 self._last[line, entry] = (index, row["micro_batch"])
                 self._newest[line] = entry
@@ -56,7 +62,7 @@ class Loops:
         return [turn[4] for turn in row["turns"]]
 
     def _is_last(self, line: int, index: int, entry: int, row: Row) -> bool:
-        if self._newest[line] == entry and not self._ended:
+        if self._newest[line] == entry and not self._ended and (line, entry) not in self._over:
             return False
         last, micro_batch = self._last[line, entry]
         return index == last and (last > 0 or row["micro_batch"] == micro_batch)

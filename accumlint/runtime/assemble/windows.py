@@ -88,23 +88,53 @@ def _line(report: Report, at: int) -> str:
 
 
 def _mark_abandoned(rows: Sequence[dict[str, Any]]) -> None:
-    """Clearings that give a window up, for the data were not fit: not those of every window, which are a mistake."""
-    for optimizer in dict.fromkeys(row["targets"][0] for row in rows if row["kind"] == Kind.STEP.value and row["targets"]):
-        inside: list[dict[str, Any]] = []
-        clean = 0
-        filled, cleared = False, False
-        for row in rows:
-            if row["kind"] == Kind.BACKWARD.value and optimizer in row["numbers"].get("optimizers", ()):
-                filled = True
-            elif row["kind"] == Kind.ZERO.value and optimizer in row["targets"] and filled:
-                inside.append(row)
-                filled, cleared = False, True
-            elif row["kind"] == Kind.STEP.value and optimizer in row["targets"]:
-                clean += int(filled and not cleared)
-                filled, cleared = False, False
-        if clean and CLOSURE not in {option for row in inside for option in row["options"]}:
-            for row in inside:
-                row["abandons"] = optimizer
+    """Clearings that give a window up, for the data were not fit: not those of every window, which are a mistake, nor those between
+    two passes over the data, which drop a tail. Where several optimizers step, one clears what another's backward has left it."""
+    steppers = dict.fromkeys(row["targets"][0] for row in rows if row["kind"] == Kind.STEP.value and row["targets"])
+    if len(steppers) != 1:
+        return
+    optimizer = next(iter(steppers))
+    inside: list[dict[str, Any]] = []
+    clean = 0
+    last: dict[str, Any] | None = None
+    cleared = False
+    for row in rows:
+        if row["kind"] == Kind.BACKWARD.value and optimizer in row["numbers"].get("optimizers", ()):
+            if inside and inside[-1].get("before") is None and last is None:
+                inside[-1]["before"] = row
+            last = row
+        elif row["kind"] == Kind.ZERO.value and optimizer in row["targets"] and last is not None:
+            inside.append({"row": row, "after": last, "before": None})
+            last, cleared = None, True
+        elif row["kind"] == Kind.STEP.value and optimizer in row["targets"]:
+            clean += int(last is not None and not cleared)
+            last, cleared = None, False
+    if clean:
+        micro_loops = _micro_loops(rows, optimizer)
+        for each in inside:
+            once = each["before"] is not None and _in_one_pass(each["after"], each["before"], micro_loops)
+            if once and CLOSURE not in each["row"]["options"]:
+                each["row"]["abandons"] = optimizer
+
+
+def _in_one_pass(one: Row, other: Row, micro_loops: set[int]) -> bool:
+    """Whether no loop around the first was entered anew for the second, but for those that are entered once a window."""
+    pairs = zip(one["turns"], other["turns"], strict=False)
+    return all(turn[2] == later[2] for turn, later in pairs if turn[0] == later[0] and turn[0] not in micro_loops)
+
+
+def _micro_loops(rows: Sequence[Row], optimizer: int) -> set[int]:
+    """The lines of the loops whose every pass lies in one window."""
+    windows: dict[tuple[int, int], set[int]] = defaultdict(set)
+    number = 0
+    for row in rows:
+        if row["kind"] == Kind.STEP.value and optimizer in row["targets"]:
+            number += 1
+        elif row["kind"] == Kind.BACKWARD.value:
+            for turn in row["turns"]:
+                windows[turn[0], turn[2]].add(number)
+    several = {line for (line, _), held in windows.items() if len(held) > 1}
+    return {line for line, _ in windows} - several
 
 
 def windows_of(report: Report) -> dict[int, list[RankWindow]]:

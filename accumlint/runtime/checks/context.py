@@ -44,6 +44,13 @@ class Run:
         """The windows that end with a step on every rank, and hold a backward."""
         return [window for window in self.assembly.windows if window.size and all(each.step is not None for each in window.ranks)]
 
+    def name_of(self, window: SharedWindow) -> str:
+        """The window's number, with its optimizer where there are several."""
+        optimizers = {each.optimizer for each in self.assembly.windows}
+        names = {entry["uid"]: entry["name"] for entry in self.reports[0]["objects"]}
+        of = f" of {names.get(window.optimizer, '')}" if len(optimizers) > 1 else ""
+        return f"window {window.number + 1}{of}"
+
     @cached_property
     def reduction_factor(self) -> float | None:
         """What the sum over the ranks is multiplied by, where one scalar was measured."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from accumlint.runtime.assemble.contributions import calls_by_site
 from accumlint.runtime.checks.context import Run, confirmed, unobserved, violated
-from accumlint.runtime.checks.scaling import factors, unexplained
+from accumlint.runtime.checks.scaling import without_gradient
 from accumlint.runtime.checks.weights import SUM, UNIFORM
 from accumlint.runtime.checks.window import ORDER
 from accumlint.verdict import Check, Topic
@@ -25,8 +26,10 @@ def gradient(run: Run) -> Check:
     if not compared:
         why = next((reference.get("why") for _, reference in found if reference.get("why")), "")
         return unobserved(topic, _why(found, str(why or "")))
-    lines = [_line(window.number, reference) for window, reference in compared][:6]
+    lines = [_line(run.name_of(window), reference) for window, reference in compared][:6]
     numbers = {"windows": [dict(reference) for _, reference in compared]}
+    if nothing := without_gradient([window.ranks[0] for window, _ in compared]):
+        return unobserved(topic, nothing, lines, numbers)
     worst = max((reference for _, reference in compared), key=lambda reference: reference["relative"] / _bound(run, reference))
     text = f"relative L2 {worst['relative']:.2e}" + (
         f", largest difference {worst['max_abs']:.2e}" if worst.get("max_abs") is not None else ""
@@ -37,6 +40,8 @@ def gradient(run: Run) -> Check:
     codes = run.guilty(*EVIDENCE)
     if codes:
         return violated(topic, codes, f"The gradient is not the one of the whole window: {text}.", lines, numbers)
+    if any(len(calls_by_site(window)) > 1 for window, _ in compared):
+        return unobserved(topic, "The loss has several terms: the mean over the targets of one of them is no reference.", (), numbers)
     return unobserved(
         topic, f"The gradient differs from the mean over all targets, {text}, by what no rule takes for a mistake.", lines, numbers
     )
@@ -56,8 +61,8 @@ def _why(found: object, why: str) -> str:
     return f"No reference: {why}." if why else "No reference was computed."
 
 
-def _line(number: int, reference: Mapping[str, Any]) -> str:
-    text = f"window {number + 1}: relative L2 {reference['relative']:.2e}"
+def _line(name: str, reference: Mapping[str, Any]) -> str:
+    text = f"{name}: relative L2 {reference['relative']:.2e}"
     if reference.get("max_abs") is not None:
         bound = LARGEST.get(str(reference.get("dtype", "")).removeprefix("torch."))
         text += f", largest difference {reference['max_abs']:.2e}" + (f" (the usual bound is {bound:g})" if bound else "")
@@ -65,6 +70,3 @@ def _line(number: int, reference: Mapping[str, Any]) -> str:
     if worst and reference["relative"] > 1e-9:
         text += "; furthest off: " + ", ".join(f"{name} {value:.1e}" for name, value in worst[:5])
     return text
-
-
-__all__ = ["factors", "gradient", "unexplained"]

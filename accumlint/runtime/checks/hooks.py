@@ -18,7 +18,7 @@ def hooks(run: Run) -> Check:
     codes = run.guilty(*CODES)
     wrappers = [entry for report in run.reports[:1] for entry in report["objects"] if entry["wrapper"] != Wrapper.NONE.value]
     counts = [buckets_of(run, window.ranks[0]) for window in run.complete]
-    lines = [f"window {number + 1}: {listed(each)} buckets a micro-batch" for number, each in enumerate(counts)][:6]
+    lines = [f"{run.name_of(window)}: {listed(each)} buckets a micro-batch" for window, each in zip(run.complete, counts, strict=True)][:6]
     if codes:
         return violated(topic, codes, _summary(counts), lines, {"buckets": counts})
     if run.world < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from accumlint.runtime.assemble.contributions import divisor_of
 from accumlint.runtime.assemble.windows import LEFT_OUT, RankWindow
@@ -47,6 +48,8 @@ def normalisation(run: Run) -> Check:
         return violated(topic, codes, "The gradients were changed at the wrong place.", lines[:6], numbers)
     if not any(window.step is not None and window.step["numbers"].get("drift") is not None for window in windows):
         return unobserved(topic, "No gradient was seen before a step.")
+    if nothing := without_gradient(windows):
+        return unobserved(topic, nothing, lines[:6], numbers)
     if any(unexplained(window) for window in windows):
         return unobserved(
             topic, "Between the last backward and the step the gradients changed by more than one scalar.", lines[:6], numbers
@@ -55,6 +58,17 @@ def normalisation(run: Run) -> Check:
     return confirmed(
         topic, f"Before the step: {', '.join(names)}." if names else "Nothing scales the gradients before the step.", lines[:6], numbers
     )
+
+
+def without_gradient(windows: Sequence[RankWindow]) -> str:
+    """What is wrong with gradients that are zero or not finite in some window; "" where none are."""
+    for number, window in enumerate(windows, start=1):
+        size = window.step["numbers"].get("magnitude") if window.step is not None else None
+        if size == 0:
+            return f"The gradients that reached the step of window {number} are zero."
+        if size is not None and not math.isfinite(size):
+            return f"The gradients that reached the step of window {number} are not finite."
+    return ""
 
 
 def factors(window: RankWindow) -> list[tuple[str, float]]:

@@ -28,7 +28,7 @@ def uniform(run: Run) -> Check:
         for low, high in [_range(calls)]
         if low is not None
     ]
-    lines = [f"window {window.number + 1}: {_told(window)}" for window in run.complete][:6]
+    lines = [f"{run.name_of(window)}: {_told(window)}" for window in run.complete][:6]
     numbers = {"coefficients": [[low, high] for low, high in spreads]}
     why = uncovered(run)
     if codes:
@@ -48,7 +48,7 @@ def total(run: Run) -> Check:
     codes = run.guilty(*SUM)
     sums = [window_sum(run, window) for window in run.complete]
     known = [each for each in sums if each is not None]
-    lines = [f"window {number + 1}: {share(each)}" for number, each in enumerate(sums) if each is not None][:6]
+    lines = [f"{run.name_of(window)}: {share(each)}" for window, each in zip(run.complete, sums, strict=True) if each is not None][:6]
     if codes:
         return violated(topic, codes, "The weights of a window do not add up to 1.", lines, {"sums": sums})
     why = uncovered(run)
@@ -56,12 +56,7 @@ def total(run: Run) -> Check:
         return unobserved(topic, why or _no_sum(run), lines, {"sums": sums})
     if all(math.isclose(each, 1.0, rel_tol=EXACT) for each in known):
         return confirmed(topic, "The weights of every window add up to 1.", lines, {"sums": sums})
-    return unobserved(
-        topic,
-        f"The weights add up to {share(known[0])}: a factor of the objective's own, or a convention no rule judges.",
-        lines,
-        {"sums": sums},
-    )
+    return unobserved(topic, _other_sum(run, sums), lines, {"sums": sums})
 
 
 def window_sum(run: Run, window: SharedWindow) -> float | None:
@@ -89,6 +84,19 @@ def uncovered(run: Run) -> str:
                 if row["numbers"].get("covered") is False:
                     return f"Not covered: {row['numbers'].get('why') or 'a loss was not recorded'}."
     return ""
+
+
+def _other_sum(run: Run, sums: Sequence[float | None]) -> str:
+    """What to say of sums that are not 1, and that no rule takes for a mistake."""
+    pairs = zip(run.complete, sums, strict=True)
+    off = [(window, each) for window, each in pairs if each is not None and not math.isclose(each, 1.0, rel_tol=EXACT)]
+    window, value = off[0]
+    name, k = run.name_of(window), run.assembly.k
+    if len(off) < len(sums) and window.size < k and math.isclose(value, window.size / k, rel_tol=EXACT):
+        return (
+            f"The weights of {name}, which has {window.size} of {k} micro-batches, add up to {share(value)}: it is divided as a whole one."
+        )
+    return f"The weights of {name} add up to {share(value)}: a factor of the objective's own, or a convention no rule judges."
 
 
 def _no_sum(run: Run) -> str:

@@ -105,6 +105,8 @@ class Collectives(Listener):
         owners = {owner for owner in map(self._owner, tensors) if owner is not None}
         within = backward is not None and any(tensor.is_floating_point() and tensor.numel() > 1 for tensor in tensors)
         if not owners and not within:
+            if self._holds_parameters(tensors):
+                recorder.fact("averages-parameters", name)
             if all(tensor.numel() <= SMALL for tensor in tensors):
                 recorder.fact("rank-agreed", name)
             return None
@@ -122,6 +124,13 @@ class Collectives(Listener):
         row.numbers["backward"] = None if backward is None else backward.index
         recorder.later(row.numbers, "before", strided(_plain(tensors[0])))
         return row
+
+    def _holds_parameters(self, tensors: list[Any]) -> bool:
+        """Whether parameters, or copies of their size, are reduced: local SGD averages them now and then."""
+        held = [each for uid, _ in self.recorder.optimizers.live() for each in self.recorder.optimizers.parameters(uid)]
+        places = {each.data_ptr() for each in held if not hasattr(each, "to_local")}
+        sizes = {each.numel() for each in held if each.numel() > SMALL}
+        return any(each.is_floating_point() and (each.data_ptr() in places or each.numel() in sizes) for each in tensors)
 
     def _ends(self, row: Row, tensors: list[Any]) -> None:
         self.recorder.later(row.numbers, "after", strided(_plain(tensors[0])))
