@@ -133,6 +133,9 @@ def _name_of(thing: Any) -> str:
         for name, value in tuple(variables.items()):
             if value is thing and not name.startswith("__"):
                 return name
+            for part, inner in tuple((getattr(value, "_modules", None) or {}).items()):
+                if inner is thing:
+                    return f"{name}.{part}"
         owner = variables.get("self")
         for name, value in tuple(getattr(owner, "__dict__", {}).items()):
             if value is thing:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from accumlint.runtime.assemble.contributions import Contributions
 from accumlint.runtime.assemble.hints import Hints, declared_size
 from accumlint.runtime.assemble.traces import trace_of
-from accumlint.runtime.assemble.windows import Report, SharedWindow, prepared, shared, steady_size
+from accumlint.runtime.assemble.windows import Report, SharedWindow, is_steady, prepared, shared, steady_size
 from accumlint.trace import Trace
 
 
@@ -33,7 +33,7 @@ def assemble(reports: Iterable[Report], rehearsed: Iterable[Trace] = ()) -> Asse
     windows = shared(ordered)
     hints = Hints(rehearsed)
     k = steady_size(windows)
-    if k < 2:
+    if k < 2 or not is_steady(windows, k):
         k = declared_size(ordered, windows, hints) or k
     contributions = Contributions(windows, k, world)
     traces = [trace_of(report, windows, contributions, hints) for report in ordered]

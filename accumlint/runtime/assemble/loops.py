@@ -70,15 +70,16 @@ class Loops:
     def _assign(self) -> None:
         """What happens before a forward, in its turn, belongs to its micro-batch: a batch that is taken, gradients that are cleared."""
         waiting: list[Row] = []
+        last: Row | None = None
         for row in self._rows:
             if row["kind"] == Kind.BACKWARD.value:
-                waiting = []
+                waiting, last = [], row
             elif row["kind"] == Kind.FORWARD.value:
                 for earlier in waiting:
                     if earlier["kind"] == Kind.DATA.value:
                         self._micro_batches[earlier["index"]] = row["micro_batch"]
                         self._borrowed[earlier["index"]] = row
-                    elif earlier["turns"] and _within(earlier, row) and earlier["micro_batch"] != row["micro_batch"]:
+                    elif earlier["turns"] and _within(earlier, row) and not (last is not None and _within(earlier, last)):
                         self._micro_batches[earlier["index"]] = row["micro_batch"]
                 waiting = []
             else:

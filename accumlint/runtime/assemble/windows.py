@@ -178,5 +178,11 @@ def steady_size(windows: Sequence[SharedWindow]) -> int:
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
 
+def is_steady(windows: Sequence[SharedWindow], k: int) -> bool:
+    """Whether the size was met twice, or is the only one."""
+    sizes = [window.size for window in windows if window.size and all(each.step is not None for each in window.ranks)]
+    return sizes.count(k) > 1 or set(sizes) == {k}
+
+
 def stack_of(report: Report, row: Row) -> list[Site]:
     return list(report["stacks"][row["at"]]) if row["at"] >= 0 else []

@@ -47,7 +47,7 @@ def _uneven(run: Run) -> Iterator[Finding]:
         work = {each.work for each in window.ranks}
         if len(sizes) == run.world and len(work) == 1 and len(set(steps)) == 1:
             continue
-        if len(sizes) < run.world and any(report["ended"] != "script" for report in run.reports):
+        if len(sizes) < run.world and not any(report["ended"] == "script" for report in run.reports):
             return  # the run was stopped in the middle
         guard = _left_by(run, window.ranks[0], {Kind.BACKWARD, Kind.FORWARD, Kind.STEP})
         row = window.ranks[0].backwards[0] if window.ranks[0].backwards else None
