@@ -33,6 +33,7 @@ def findings_across(assembly: Assembly, found: Sequence[Finding]) -> list[Findin
         more += _apart(run)
     more += _kept(run)
     more += _raised(run)
+    more += _never_stepped(run)
     more += _shrunk(run)
     return more
 
@@ -121,6 +122,26 @@ def _raised(run: Run) -> Iterator[Finding]:
                 Severity.ERROR,
             )
             return
+
+
+def _never_stepped(run: Run) -> Iterator[Finding]:
+    """A whole run without a step, whose every pass was cleared before its boundary came."""
+    report = run.reports[0]
+    kinds = [row["kind"] for row in report["events"]]
+    backwards = [row for row in report["events"] if row["kind"] == Kind.BACKWARD.value and row["numbers"].get("optimizers")]
+    cleared = any(row["kind"] == Kind.ZERO.value and backwards and row["index"] > backwards[0]["index"] for row in report["events"])
+    if Kind.STEP.value in kinds or report["ended"] != "script" or len(backwards) < 2 or not cleared:
+        return
+    path = _place(run, backwards[0]).path
+    gate = next((guard for event in run.assembly.hints.of(Kind.STEP, path) for guard in event.guards if guard.cause == "gate"), None)
+    if gate is not None:
+        yield _finding(
+            "ACC307",
+            gate.place,
+            f"`{gate.text}` never held in {len(backwards)} backwards of this run: each pass ended before, and its gradients were cleared",
+            "step on the last batch of a pass too, and divide that window by its own size",
+            Severity.WARNING,
+        )
 
 
 def _shrunk(run: Run) -> Iterator[Finding]:
