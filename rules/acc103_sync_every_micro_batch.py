@@ -71,7 +71,9 @@ def check(trace: Trace) -> Iterator[Finding]:
                 continue
             for forwards in own_forwards(trace, backward).values():
                 model = forwards[-1].model
-                if model is not None and _judged(model) and family(model) not in explained and forwards[-1].sync is True:
+                if model is None or not _judged(model) or family(model) in explained or forwards[-1].sync is not True:
+                    continue
+                if not (trace.measured and _is_frozen(backward, model)):
                     yield _finding(trace, window, backward, model)
 
 
@@ -86,6 +88,11 @@ def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Fin
         confidence=sureness(trace, window.events[0], backward, model),
         severity=Severity.INFO if model.options & AT_RUN_TIME else None,
     )
+
+
+def _is_frozen(backward: Event, model: Actor) -> bool:
+    """Whether no parameter of the model has got a gradient, so that there was nothing to reduce."""
+    return bool(backward.reaches) and not {model.uid, model.base} & backward.reaches
 
 
 def _judged(model: Actor) -> bool:

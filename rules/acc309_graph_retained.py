@@ -73,6 +73,8 @@ def _summed(trace: Trace, window: Window, backward: Event) -> Iterator[Finding]:
     forwards = _repeated_call(trace, backward)
     if len({_piece(one) for one in forwards}) < 2 or any(_uses_again(earlier, backward) for earlier in window.backwards):
         return
+    if "one-piece" in backward.options:
+        return
     additions = [one for one in window.of(Kind.RETAIN) if set(one.forwards) & set(backward.forwards) and one.index < backward.index]
     if additions:
         message = f"`{additions[0].text}` keeps the graph of every micro-batch alive until `{backward.text}` in line {backward.place.line}"

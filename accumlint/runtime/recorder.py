@@ -19,6 +19,7 @@ from accumlint.runtime.turns import Turns
 from accumlint.trace import Kind, Role, Wrapper
 
 PASS_ENDS = "pass-ends"  # a loader was exhausted; not an event of the trace, but it tells which turn was the last
+CONTINUES = "continues"  # a forward whose inputs come out of a graph
 MAX_TROUBLES = 20
 
 
@@ -239,13 +240,15 @@ class _MicroBatches:
     """Numbers the micro-batches.
 
     A new one begins with a forward from a call that this one has seen already, after a backward, after a new batch of a
-    loader, or in another turn of a loop over data; and with any forward after a backward, once a loop around this one's
+    loader, or in another turn of a loop over data, save where it goes on with what came out of the last one (a recurrent
+    model's steps); and with any forward after a backward, once a loop around this one's
     first forward has gone on to another turn, or a loop over data that the same line ran in has been left.
     """
 
     def __init__(self) -> None:
         self._number = 0
-        self._calls: dict[int, list[list[int]]] = {}
+        self._events = 0  # backwards, and batches that were taken
+        self._calls: dict[int, tuple[int, list[list[int]]]] = {}
         self._lines: dict[Site, list[list[int]]] = {}
         self._first: list[list[int]] = []
         self._moved_on = False
@@ -259,18 +262,20 @@ class _MicroBatches:
                 self._lines.clear()
             if not self._calls:
                 self._first = row.turns
-            self._calls[row.at] = taken
+            self._calls[row.at] = self._events, taken
             if line is not None:
                 self._lines[line] = [turn[:3] for turn in row.turns]
             self._moved_on = False
         elif row.kind in {Kind.BACKWARD.value, Kind.DATA.value}:
             self._moved_on = True
+            self._events += 1
         return self._number
 
     def _is_new(self, row: Row, line: Site | None, taken: list[list[int]]) -> bool:
         before = self._calls.get(row.at)
         if before is not None:
-            return self._moved_on or before != taken
+            events, turns = before
+            return events != self._events or (turns != taken and CONTINUES not in row.options)
         if not self._moved_on or not self._calls:
             return False
         elsewhere = self._lines.get(line) if line is not None else None

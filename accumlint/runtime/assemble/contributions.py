@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from accumlint.runtime.assemble.weights import UNKNOWN, Counts, factors_of, mean_factor, uniform
 from accumlint.runtime.assemble.windows import RankWindow, Row, SharedWindow
 from accumlint.trace import Kind
-from accumlint.weight import Weight, add
+from accumlint.weight import Factor, Quantity, Weight, add
 
 Key = tuple[int, int]  # rank, index of the row
 Call = tuple[Row, dict[str, Any], RankWindow]  # the backward, the loss call behind it, the window
@@ -31,6 +32,9 @@ class Contributions:
         for window in windows:
             self._losses(window)
             self._scalings(window)
+        if not any(_is_empty(rank) for window in windows for rank in window.ranks):
+            for weights in (self.weights, self.factors):
+                weights.update({key: _never_zero(weight) for key, weight in weights.items()})
 
     def unseen(self, rank: int, index: int, divisor: float) -> Weight:
         """The weight of a scaling that no probe saw, in the window of this row."""
@@ -48,14 +52,19 @@ class Contributions:
     def _losses(self, window: SharedWindow) -> None:
         terms: dict[Key, list[Weight]] = defaultdict(list)
         for calls in calls_by_site(window).values():
-            counts = counts_of(calls, window, self.k, self._world)
-            for at, weight in enumerate(_weights(calls, counts)):
-                terms[calls[at][2].rank, calls[at][0]["index"]].append(weight)
+            full = [call for call in calls if call[1]["units"] != 0]
+            found = list(_weights(full, counts_of(full, window, self.k, self._world)))
+            for call, weight in zip(full, found, strict=True):
+                terms[_key(call)].append(weight)
+            for call in calls if full else ():
+                if call[1]["units"] == 0:  # nothing can be measured of it, and it is written like the others
+                    terms[_key(call)].append(found[0])
         for rank in window.ranks:
             for row in rank.backwards:
-                found = add(terms.get((rank.rank, row["index"]), []))
+                own = terms.get((rank.rank, row["index"]), [])
+                together = add(_with_term_weights(own) if len(own) > 1 else own)
                 covered = row["numbers"].get("covered")
-                self.weights[rank.rank, row["index"]] = UNKNOWN if found is None or covered is False else found
+                self.weights[rank.rank, row["index"]] = UNKNOWN if together is None or covered is False else together
 
     def _scalings(self, window: SharedWindow) -> None:
         """Scalings between the last backward and the step: the same statement on all ranks is one scalar of the window."""
@@ -70,18 +79,61 @@ class Contributions:
                     continue
                 found = [each for each in divisors if each is not None]
                 of_ranks = [first[rank] for rank, _ in rows]
+                if self.k == self._world and _reduced_by_hand(window, rows[0]):
+                    of_ranks = [replace(one, accumulation=0) for one in of_ranks]  # then it is W
                 for (rank, row), factors in zip(rows, factors_of(found, of_ranks, mean=mean), strict=True):
                     self.factors[rank, row["index"]] = Weight(factors)
             return
 
 
+def _is_empty(window: RankWindow) -> bool:
+    """Whether a rank's losses have no target in all of a window."""
+    counts = [loss["units"] for _, loss in window.losses]
+    return bool(counts) and not any(counts)
+
+
+def _never_zero(weight: Weight) -> Weight:
+    """With counts of the window that are known to be no zero; micro-batches may have none."""
+    whole = {Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}
+    return replace(
+        weight, factors=tuple(replace(factor, guarded=True) if factor.quantity in whole else factor for factor in weight.factors)
+    )
+
+
+def _key(call: Call) -> Key:
+    return call[2].rank, call[0]["index"]
+
+
+def _with_term_weights(terms: Sequence[Weight]) -> Iterator[Weight]:
+    """The weights of a loss's terms. A number that a term has beside K is its own weight, though it may be as large as K or W."""
+    for weight in terms:
+        kept: list[Factor] = []
+        divided = False
+        mean = not weight.of(Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS)
+        for factor in weight.factors:
+            by_k = factor.quantity is Quantity.ACCUMULATION and factor.power < 0
+            own = (by_k and divided) or (mean and factor.quantity is Quantity.WORLD)
+            divided = divided or by_k
+            kept.append(replace(factor, quantity=Quantity.CONSTANT) if own else factor)
+        yield replace(weight, factors=tuple(kept))
+
+
 def calls_by_site(window: SharedWindow) -> dict[Site, list[Call]]:
-    """The loss calls of a window on all ranks, by where they are made."""
+    """The loss calls of a window on all ranks, by where they are made.
+
+    Calls of one function are one site where each micro-batch makes but one of them: the boundary's has a branch of its own.
+    """
     found: dict[Site, list[Call]] = defaultdict(list)
     for rank in window.ranks:
         for row, loss in rank.losses:
             found[loss["site"]].append((row, dict(loss), rank))
-    return found
+    names = {loss["name"] for calls in found.values() for _, loss, _ in calls}
+    if len(found) < 2 or len(names) > 1:
+        return found
+    together = [call for calls in found.values() for call in calls]
+    together.sort(key=lambda call: (call[2].rank, call[0]["index"]))
+    batches = {(rank.rank, row["micro_batch"]) for row, _, rank in together}
+    return {next(iter(found)): together} if len(batches) == len(together) else found
 
 
 def counts_of(calls: Sequence[Call], window: SharedWindow, k: int, world: int) -> list[Counts]:
@@ -180,6 +232,13 @@ def scale_of(row: Row) -> float | None:
     """The loss scale of a backward whose root a scaler has scaled."""
     scale = row["numbers"].get("scale")
     return float(scale) if row["scaled"] and scale else None
+
+
+def _reduced_by_hand(window: SharedWindow, scaling: tuple[int, Row]) -> bool:
+    """Whether the gradients were summed over the ranks by a call before this scaling."""
+    number, scaled = scaling
+    rows = next(rank.rows for rank in window.ranks if rank.rank == number)
+    return any(row["kind"] == Kind.REDUCE.value and "manual" in row["options"] for row in rows if row["index"] < scaled["index"])
 
 
 def _scaling_rows(window: SharedWindow) -> Iterator[list[tuple[int, Row]]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from accumlint.runtime.assemble.contributions import calls_by_site
 from accumlint.runtime.assemble.hints import Hints
 from accumlint.runtime.assemble.loops import Loops
 from accumlint.runtime.assemble.sources import place_of
@@ -55,16 +57,17 @@ def _jumps(window: RankWindow) -> list[int]:
 
 
 def _targets(report: Report, windows: Sequence[SharedWindow], loops: Loops) -> Mapping[str, tuple[Evidence, ...]]:
-    """Whether the number of valid targets varies: between micro-batches other than a pass's last, which may be ragged, or between ranks."""
-    units: dict[str, list[float]] = defaultdict(list)
-    last: dict[str, list[float]] = defaultdict(list)  # in the last turn of a pass, which may be ragged
+    """Whether the number of valid targets varies inside of some window: between micro-batches other than a pass's last, which may be
+    ragged, or between ranks."""
+    units: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    last: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))  # in the last turn of a pass, which may be ragged
+    weighted: set[str] = set()
     ignored: set[str] = set()
     empty = False
     where: dict[str, Place] = {}
-    for window in windows:
-        for rank in window.ranks:
-            for row, loss in rank.losses:
-                site = loss["site"]
+    for at, window in enumerate(windows):
+        for site, calls in calls_by_site(window).items():
+            for row, loss, rank in calls:
                 if loss["units"] is None:
                     continue
                 if rank.rank == report["rank"] and (stack := stack_of(report, row)):
@@ -72,16 +75,24 @@ def _targets(report: Report, windows: Sequence[SharedWindow], loops: Loops) -> M
                 empty = empty or loss["units"] == 0
                 if (loss.get("elements") or 0) > loss["units"]:
                     ignored.add(site)
+                if loss["units"] != round(loss["units"], 3) or loss["units"] > (loss.get("elements") or math.inf):
+                    weighted.add(site)
                 ragged = rank.rank == report["rank"] and loops.ends_pass(row)
-                (last if ragged else units)[site].append(float(loss["units"]))
+                (last if ragged else units)[site][at].append(float(loss["units"]))
     found: dict[str, tuple[Evidence, ...]] = {}
-    for site, counts in units.items():
-        counts += [each for each in last[site] if each > max(counts)]
+    for site, by_window in units.items():
+        for at, full in by_window.items():
+            full += [each for each in last[site][at] if each > max(full)]
         place = where.get(site, Place(str(report["script"]), 1))
-        if len(set(counts)) > 1:
-            found["varying-units"] = (Evidence(place, f"{number(min(counts))} to {number(max(counts))} in a micro-batch of this run"),)
+        counts = [count for of_window in by_window.values() if len(set(of_window)) > 1 for count in of_window]
+        if counts:
+            what = "class weights that add up to " if site in weighted else ""
+            text = f"{what}{number(min(counts))} to {number(max(counts))} in a micro-batch of this run"
+            found["varying-units"] = (Evidence(place, text),)
         if site in ignored:
             found.setdefault("ignored-targets", (Evidence(place, "some targets of this run are ignored"),))
     if empty:
-        found["may-lose-targets"] = (Evidence(next(iter(where.values())), "a micro-batch of this run has none"),)
+        found["may-lose-targets"] = (
+            Evidence(next(iter(where.values()), Place(str(report["script"]), 1)), "a micro-batch of this run has none"),
+        )
     return found

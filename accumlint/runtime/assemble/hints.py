@@ -6,6 +6,7 @@ convention; the run knows how large everything is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -47,6 +48,16 @@ class Hints:
         event = self.event(Kind.STEP, place)
         return next((guard for guard in reversed(event.guards) if guard.cause == "gate"), None) if event is not None else None
 
+    def spans(self, place: Place) -> bool | None:
+        """Whether this line's backward goes through forwards of one call on several pieces of data; None where the source does not tell."""
+        counts = [
+            _pieces([forward for forward in trace.of(Kind.FORWARD) if forward.index in event.forwards])
+            for trace in self.traces
+            for event in trace.of(Kind.BACKWARD)
+            if event.forwards and (event.place.path, event.place.line) == (place.path, place.line)
+        ]
+        return max(counts) > 1 if counts else None
+
     def factors(self, place: Place, quantity: Quantity) -> list[Factor]:
         """How the source spells the factors of this quantity in the weight of a backward, or in a scaling of gradients."""
         for kind in (Kind.BACKWARD, Kind.NORMALIZE):
@@ -55,13 +66,18 @@ class Hints:
                 return [factor for factor in event.weight.of(quantity) if not factor.implicit]
         return []
 
-    def named(self, weight: Weight, place: Place) -> Weight:
+    def named(self, weight: Weight, place: Place, world: int) -> Weight:
         """The weight with the texts and places of the factors that the source has in this line's weight.
 
         A number that no count of the run explains is a count of inputs where the source says so.
         """
         spare = {quantity: self.factors(place, quantity) for quantity in Quantity}
-        return replace(weight, factors=tuple(_named(factor, spare) for factor in weight.factors))
+        known = frozenset(quantity for quantity, factors in spare.items() if factors)
+        divisions = len(self.factors(place, Quantity.ACCUMULATION))
+        # What was recognised has its name first; another number may still be a K of the source.
+        order = sorted(range(len(weight.factors)), key=lambda at: weight.factors[at].quantity is Quantity.CONSTANT)
+        named = {at: _named(weight.factors[at], spare, known, world) for at in order}
+        return replace(weight, factors=_divided(tuple(named[at] for at in sorted(named)), max(divisions, 1)))
 
     def accumulation(self, backwards: Iterable[Place]) -> Accumulation | None:
         """How K is spelled in the loop with these backwards."""
@@ -94,19 +110,57 @@ def declared_size(reports: Sequence[Report], windows: Sequence[SharedWindow], hi
     return int(found.pop()) if len(found) == 1 else 0
 
 
-def _named(factor: Factor, spare: dict[Quantity, list[Factor]]) -> Factor:
+def _named(factor: Factor, spare: dict[Quantity, list[Factor]], known: frozenset[Quantity], world: int) -> Factor:
     if factor.implicit:
         return factor
     candidates = [factor.quantity, Quantity.UNKNOWN, Quantity.CONSTANT]
+    if factor.quantity is Quantity.ACCUMULATION and factor.value == world:
+        candidates.insert(1, Quantity.WORLD)
     if factor.quantity is Quantity.CONSTANT:
-        candidates = [Quantity.CONSTANT, Quantity.INPUTS, Quantity.ACCUMULATION, Quantity.UNKNOWN]
+        candidates = [Quantity.CONSTANT, Quantity.INPUTS, Quantity.ACCUMULATION, Quantity.WORLD, Quantity.UNKNOWN]
     for quantity in candidates:
-        match = next((each for each in spare[quantity] if (each.power > 0) == (factor.power > 0)), None)
+        match = next((each for each in spare[quantity] if _fits(each, factor)), None)
         if match is not None:
             spare[quantity].remove(match)
-            taken = quantity if quantity in {Quantity.INPUTS, Quantity.ACCUMULATION} else factor.quantity
-            return replace(match, quantity=taken, power=factor.power, value=factor.value)
+            stated = quantity in {Quantity.INPUTS, Quantity.ACCUMULATION, Quantity.WORLD} or _is_another(factor, match, known)
+            taken = quantity if stated else factor.quantity
+            return replace(match, quantity=taken, power=factor.power, value=factor.value, guarded=factor.guarded or match.guarded)
     for quantity, left in spare.items():
         if quantity is not Quantity.SCALE and len(left) == 1 and (left[0].power > 0) == (factor.power > 0):
-            return replace(left.pop(), quantity=factor.quantity, power=factor.power, value=factor.value)
+            return replace(left.pop(), quantity=factor.quantity, power=factor.power, value=factor.value, guarded=factor.guarded)
     return factor
+
+
+def _divided(factors: tuple[Factor, ...], times: int) -> tuple[Factor, ...]:
+    """The factors, of which no more divide by K than the source says: another number may be as large."""
+    found: list[Factor] = []
+    for factor in factors:
+        by_k = factor.quantity is Quantity.ACCUMULATION and factor.power < 0
+        found.append(replace(factor, quantity=Quantity.CONSTANT) if by_k and not times else factor)
+        times -= by_k and times > 0
+    return tuple(found)
+
+
+def _pieces(forwards: Sequence[Event]) -> int:
+    """The most pieces of data that one call took."""
+    calls: dict[Place, set[tuple[int, ...]]] = {}
+    for one in forwards:
+        calls.setdefault(one.place, set()).add(one.data or (one.micro_batch,))
+    return max((len(each) for each in calls.values()), default=0)
+
+
+def _fits(written: Factor, factor: Factor) -> bool:
+    """Whether the source's factor goes the same way; a plain number must be as large as what was taken for K or W."""
+    if written.quantity is not Quantity.CONSTANT or not written.value or not factor.value:
+        return (written.power > 0) == (factor.power > 0)
+    one, other = float(written.value) ** written.power, float(factor.value) ** factor.power
+    if factor.quantity in {Quantity.ACCUMULATION, Quantity.WORLD}:
+        return math.isclose(one, other, rel_tol=1e-3)
+    return (one > 1) == (other > 1)
+
+
+def _is_another(factor: Factor, match: Factor, known: frozenset[Quantity]) -> bool:
+    """Whether a number as large as K or W is another one: the source has K besides, and writes this as a number or setting of its own."""
+    if factor.quantity is Quantity.ACCUMULATION:
+        return Quantity.ACCUMULATION in known and match.quantity is not Quantity.ACCUMULATION
+    return factor.quantity is Quantity.WORLD and match.quantity is Quantity.CONSTANT

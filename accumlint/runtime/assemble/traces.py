@@ -20,6 +20,8 @@ MANUAL = "manual"
 IMPLICIT = "implicit"  # an unscale that the scaler's step does by itself
 NOWHERE = Place("", 0)
 KINDS = {kind.value: kind for kind in Kind}
+CONTINUES = "continues"
+ONE_PIECE = frozenset({"one-piece"})
 UNSEEN = 1e-4  # a drift of gradients that is more than rounding
 
 
@@ -138,9 +140,20 @@ class _Builder:
             retains_graph=row["retains_graph"],
             scaled=row["scaled"],
             guards=self._guards(row, kind, stack, place),
-            options=frozenset(row["options"]) | (hinted - {"gated"}),
+            options=frozenset(row["options"]) | (hinted - {"gated"}) | self._extent(row, kind, place),
             note=row["note"],
         )
+
+    def _extent(self, row: Row, kind: Kind, place: Place) -> frozenset[str]:
+        """Marks a backward through several forwards over one micro-batch: views of a batch, the steps of a recurrent model."""
+        if kind is not Kind.BACKWARD or len(row["forwards"]) < 2:
+            return frozenset()
+        events, first, last = self.report["events"], min(row["forwards"]), max(row["forwards"])
+        spans = self.hints.spans(place)
+        if spans is None:
+            continued = any(CONTINUES in events[index]["options"] for index in row["forwards"])
+            spans = not continued and any(each["kind"] == Kind.DATA.value for each in events[first:last])
+        return frozenset() if spans else ONE_PIECE
 
     def _text(self, row: Row, stack: list[Site]) -> str:
         if row.get("unseen"):
@@ -162,7 +175,7 @@ class _Builder:
         stack = stack_of(self.report, row)
         if weight is None or not stack:
             return weight
-        return self.hints.named(weight, place_of(stack[0]))
+        return self.hints.named(weight, place_of(stack[0]), int(self.report["world"]))
 
     def _reached(self, row: Row, kind: Kind) -> Iterable[int]:
         if kind is Kind.FORWARD and row["model"] is not None:

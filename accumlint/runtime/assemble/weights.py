@@ -103,12 +103,15 @@ def explain(divisors: Sequence[float], counts: Sequence[Counts], *, mean: bool) 
         return None
     if all(_close(each, 1.0) for each in divisors):
         return ()
+    sized = all(_close(each, one.size) for each, one in zip(divisors, counts, strict=True))
     for monomial in _OF_A_MEAN if mean else _OF_A_SUM:
+        if monomial == ((_K, 2),) and sized:
+            break  # another optimizer of the loop has another K
         if _plausible(monomial, counts) and all(_close(each, _product(monomial, one)) for each, one in zip(divisors, counts, strict=True)):
             return monomial
     if mean and all(one.rows > 1 and _close(each, 1 / one.rows) for each, one in zip(divisors, counts, strict=True)):
         return ((_N, -1),)  # the mean, times the batch: a sum by another name
-    if all(_close(each, one.size) for each, one in zip(divisors, counts, strict=True)):
+    if sized:
         return ((_K, 1),)
     return None
 

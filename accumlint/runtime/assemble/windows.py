@@ -32,10 +32,10 @@ class RankWindow:
         return len({row["micro_batch"] for row in self.backwards})
 
     @property
-    def work(self) -> tuple[int, int, int]:
-        """Micro-batches with a backward, forwards, and batches taken since the step before."""
-        kinds = [row["kind"] for row in self.rows]
-        return self.size, kinds.count(Kind.FORWARD.value), kinds.count(Kind.DATA.value)
+    def work(self) -> tuple[int, int]:
+        """Micro-batches with a backward, and forwards through a wrapper, since the step before. A rank may validate on its own."""
+        wrapped = [row for row in self.rows if row["kind"] == Kind.FORWARD.value and row["sync"] is not None and not row["bypass"]]
+        return self.size, len(wrapped)
 
     @property
     def updated(self) -> bool:

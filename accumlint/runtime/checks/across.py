@@ -11,7 +11,7 @@ from accumlint.runtime.assemble.facts import leaves_out, usual_step
 from accumlint.runtime.assemble.sources import place_of, text_of
 from accumlint.runtime.assemble.weights import uniform
 from accumlint.runtime.assemble.windows import RankWindow, Row, stack_of
-from accumlint.runtime.checks.context import Run, listed
+from accumlint.runtime.checks.context import Run, counted, listed
 from accumlint.runtime.checks.ranks import differences
 from accumlint.trace import Event, Guard, Kind, Place, Wrapper
 from accumlint.weight import Quantity
@@ -54,10 +54,12 @@ def _uneven(run: Run) -> Iterator[Finding]:
         row = window.ranks[0].backwards[0] if window.ranks[0].backwards else None
         place = guard.place if guard else _place(run, row)
         what = f"`{guard.text}`" if guard else "this loop"
-        counts = listed([f"{size} backwards on rank {each.rank}" for size, each in zip(sizes, window.ranks, strict=True)])
+        counts = listed([f"{counted(size, 'backward')} on rank {each.rank}" for size, each in zip(sizes, window.ranks, strict=True)])
         if len(set(sizes)) == 1:
-            counts = listed([f"{each.work[1]} forwards, {each.work[0]} backwards on rank {each.rank}" for each in window.ranks])
-        missing = "" if len(sizes) == run.world else f"; {run.world - len(sizes)} ranks have no such window"
+            counts = listed(
+                [f"{counted(each.work[1], 'forward')} and {counted(each.size, 'backward')} on rank {each.rank}" for each in window.ranks]
+            )
+        missing = "" if len(sizes) == run.world else f"; {counted(run.world - len(sizes), 'rank')} without such a window"
         yield _finding(
             "ACC105",
             place,

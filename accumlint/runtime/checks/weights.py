@@ -69,6 +69,8 @@ def window_sum(run: Run, window: SharedWindow) -> float | None:
     scaled = {rank.rank: math.prod(value for name, value in factors(rank) if name in {"normalise", "unseen"}) for rank in window.ranks}
     for calls in sites.values():
         for row, loss, rank in calls:
+            if loss["units"] == 0:
+                continue
             coefficient = uniform_coefficient(loss)
             if coefficient is None:
                 return None
@@ -123,6 +125,9 @@ def _told(window: SharedWindow) -> str:
     for rank in window.ranks:
         cells: list[str] = []
         for row, loss in rank.losses:
+            if loss["units"] == 0:
+                cells.append("no targets")
+                continue
             coefficient = uniform_coefficient(loss)
             value = "mixed" if coefficient is None else share(coefficient / (scale_of(row) or 1.0))
             cells.append(f"{value} × {loss['units']:g}" if loss["units"] is not None else value)

@@ -36,6 +36,21 @@ def install(recorder: Recorder, patches: Patches) -> None:
         patches.replace(dist, name, make)
         if getattr(dist.distributed_c10d, name, None) is original:
             patches.replace(dist.distributed_c10d, name, make)
+    try:
+        from torch.distributed.algorithms.join import Join
+    except ImportError:
+        return
+    patches.replace(Join, "__enter__", lambda original: _joining(recorder, original))
+
+
+def _joining(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Ranks whose data ends first take part in the reductions of the others."""
+
+    def enter(this: Any) -> Any:
+        recorder.fact("join", "ranks may run out of data at different times")
+        return original(this)
+
+    return enter
 
 
 class Collectives(Listener):

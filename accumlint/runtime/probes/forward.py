@@ -10,7 +10,7 @@ from typing import Any
 from accumlint.runtime.ledger.graph import PASSAGE
 from accumlint.runtime.objects import parameters_of
 from accumlint.runtime.patches import Patches
-from accumlint.runtime.recorder import Recorder
+from accumlint.runtime.recorder import CONTINUES, Recorder
 from accumlint.trace import Kind, Role
 
 MAX_TENSORS = 8  # of an input or output that are looked at
@@ -80,12 +80,14 @@ class _Forwards:
             info = objects.wrapper_of(module)
             around = None if info is not None else objects.wrapper_around(module)
             found = info or around
+            given = list(tensors((arguments, options)))
             return {
                 "info": found,
                 "bypass": around is not None and around.kind.reads_flag_in_forward,
                 "sync": found.sync() if found is not None else None,
                 "plain": _plain((arguments, options)),
-                "inputs": [sample(tensor) for tensor in tensors((arguments, options)) if tensor.numel()],
+                "inputs": [sample(tensor) for tensor in given if tensor.numel()],
+                "options": [CONTINUES] if any(tensor.grad_fn is not None for tensor in given) else [],
             }
         except Exception as error:
             self.recorder.trouble(f"forward: {type(error).__name__}: {error}")
@@ -106,7 +108,7 @@ class _Forwards:
         entry = recorder.objects.entry(uid)
         if not entry.owns:
             entry.owns = parameters_of(module)
-        row = recorder.event(Kind.FORWARD, model=uid, bypass=described["bypass"], sync=described["sync"])
+        row = recorder.event(Kind.FORWARD, model=uid, bypass=described["bypass"], sync=described["sync"], options=described["options"])
         row.numbers["training"] = bool(module.training)
         if described["plain"]:
             row.numbers["plain"] = described["plain"]
