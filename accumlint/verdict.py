@@ -49,6 +49,7 @@ class Check:
     lines: tuple[str, ...] = ()
     codes: tuple[str, ...] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    doubt: str = ""  # what was measured that nothing explains: such a run is not confirmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,9 @@ def _doubt(measurement: Measurement, required: list[Topic]) -> str:
         least = min(behind, key=lambda end: end.updates)
         return f"The run ended early: rank {least.rank} made {least.updates} of {measurement.wanted} updates."
     states = {check.topic: check.state for check in measurement.checks}
+    doubt = next((check.doubt for check in measurement.checks if check.doubt), "")
+    if doubt:
+        return doubt
     if State.CONFIRMED not in states.values():
         return "Nothing could be confirmed."
     unseen = [topic for topic in (Topic.BOUNDARY, *required) if states.get(topic, State.NOT_OBSERVED) is State.NOT_OBSERVED]

@@ -62,6 +62,7 @@ def _targets(report: Report, windows: Sequence[SharedWindow], loops: Loops) -> M
     units: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     last: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))  # in the last turn of a pass, which may be ragged
     weighted: set[str] = set()
+    positions: dict[str, set[float]] = defaultdict(set)
     ignored: set[str] = set()
     empty = False
     where: dict[str, Place] = {}
@@ -75,6 +76,7 @@ def _targets(report: Report, windows: Sequence[SharedWindow], loops: Loops) -> M
                 empty = empty or loss["units"] == 0
                 if (loss.get("elements") or 0) > loss["units"]:
                     ignored.add(site)
+                positions[site].add(float(loss.get("elements") or 0))
                 if loss["units"] != round(loss["units"], 3) or loss["units"] > (loss.get("elements") or math.inf):
                     weighted.add(site)
                 ragged = rank.rank == report["rank"] and loops.ends_pass(row)
@@ -85,6 +87,8 @@ def _targets(report: Report, windows: Sequence[SharedWindow], loops: Loops) -> M
             full += [each for each in last[site][at] if each > max(full)]
         place = where.get(site, Place(str(report["script"]), 1))
         counts = [count for of_window in by_window.values() if len(set(of_window)) > 1 for count in of_window]
+        if site in weighted and len(positions[site]) == 1:
+            continue  # as many targets everywhere: class weights alone move what a mean divides by
         if counts:
             what = "class weights that add up to " if site in weighted else ""
             text = f"{what}{number(min(counts))} to {number(max(counts))} in a micro-batch of this run"

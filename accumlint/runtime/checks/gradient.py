@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from accumlint.runtime.assemble.contributions import calls_by_site
-from accumlint.runtime.checks.context import Run, confirmed, unobserved, violated
-from accumlint.runtime.checks.scaling import without_gradient
-from accumlint.runtime.checks.weights import SUM, UNIFORM
+from accumlint.runtime.checks.context import Run, confirmed, share, unobserved, violated
+from accumlint.runtime.checks.scaling import unexplained, without_gradient
+from accumlint.runtime.checks.weights import SUM, UNIFORM, own_factor, uncovered
 from accumlint.runtime.checks.window import ORDER
 from accumlint.verdict import Check, Topic
 
@@ -42,9 +43,20 @@ def gradient(run: Run) -> Check:
         return violated(topic, codes, f"The gradient is not the one of the whole window: {text}.", lines, numbers)
     if any(len(calls_by_site(window)) > 1 for window, _ in compared):
         return unobserved(topic, "The loss has several terms: the mean over the targets of one of them is no reference.", (), numbers)
-    return unobserved(
-        topic, f"The gradient differs from the mean over all targets, {text}, by what no rule takes for a mistake.", lines, numbers
-    )
+    factor = own_factor(run)
+    if factor is not None and factor != 1 and all(abs(each["relative"] - abs(factor - 1)) <= _bound(run, each) for _, each in compared):
+        return unobserved(topic, f"The gradient is {share(factor)} times the mean over all targets, as the weights are.", lines, numbers)
+    what = f"The gradient differs from the mean over all targets, {text}, by what no rule takes for a mistake."
+    return replace(unobserved(topic, what, lines, numbers), doubt="" if _has_reason(run) else what)
+
+
+def _has_reason(run: Run) -> bool:
+    """Whether the run shows why gradients differ: code of the user's own changes them, ranks average parameters, a window is short, or
+    terms are not covered."""
+    averages = any(fact["name"] == "averages-parameters" for report in run.reports for fact in report.get("facts", ()))
+    changed = any(unexplained(window.ranks[0]) for window in run.complete)
+    short = any(window.size < run.assembly.k for window in run.complete)
+    return averages or changed or short or bool(uncovered(run)) or (run.world > 1 and run.reduction_factor is None)
 
 
 def reference_of(step: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

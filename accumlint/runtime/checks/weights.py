@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from accumlint.runtime.assemble.contributions import Call, calls_by_site, scale_of
 from accumlint.runtime.assemble.weights import uniform as uniform_coefficient
@@ -56,7 +57,8 @@ def total(run: Run) -> Check:
         return unobserved(topic, why or _no_sum(run), lines, {"sums": sums})
     if all(math.isclose(each, 1.0, rel_tol=EXACT) for each in known):
         return confirmed(topic, "The weights of every window add up to 1.", lines, {"sums": sums})
-    return unobserved(topic, _other_sum(run, sums), lines, {"sums": sums})
+    check = unobserved(topic, _other_sum(run, sums), lines, {"sums": sums})
+    return check if own_factor(run) is not None or _is_tail(run, sums) else replace(check, doubt=check.summary)
 
 
 def window_sum(run: Run, window: SharedWindow) -> float | None:
@@ -86,6 +88,19 @@ def uncovered(run: Run) -> str:
                 if row["numbers"].get("covered") is False:
                     return f"Not covered: {row['numbers'].get('why') or 'a loss was not recorded'}."
     return ""
+
+
+def own_factor(run: Run) -> float | None:
+    """The one number that the weights of every whole window add up to: 1, or a factor that the objective has of its own."""
+    whole = [window_sum(run, window) for window in run.complete if window.size >= run.assembly.k]
+    known = [each for each in whole if each is not None]
+    return known[0] if known and all(math.isclose(each, known[0], rel_tol=EXACT) for each in known) else None
+
+
+def _is_tail(run: Run, sums: Sequence[float | None]) -> bool:
+    """Whether only windows of fewer micro-batches are off."""
+    pairs = zip(run.complete, sums, strict=True)
+    return all(window.size < run.assembly.k for window, each in pairs if each is not None and not math.isclose(each, 1.0, rel_tol=EXACT))
 
 
 def _other_sum(run: Run, sums: Sequence[float | None]) -> str:
