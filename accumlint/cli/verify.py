@@ -80,9 +80,18 @@ def _requirements(ctx: click.Context, parameter: click.Parameter, value: str) ->
 @click.option("--steps", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Updates to observe.")
 @click.option("--nproc", type=click.IntRange(1), metavar="N", help="Run N ranks on this machine, under torchrun.")
 @click.option(
-    "--timeout", type=click.FloatRange(1), default=300.0, show_default=True, metavar="S", help="Seconds without progress to bear."
+    "--timeout",
+    type=click.FloatRange(1),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds without progress to bear; at least 60 until training begins.",
 )
-@click.option("--objective", type=click.Choice(OBJECTIVES), help="What weighs the same.  [default: from the configuration, or token]")
+@click.option(
+    "--objective",
+    type=click.Choice(OBJECTIVES),
+    help="What weighs the same; other than token there is no reference gradient.  [default: from the configuration, or token]",
+)
 @click.option("--expect-k", type=click.IntRange(1), metavar="K", help="Micro-batches that every window must have.")
 @click.option(
     "--require", default="", metavar="NAMES", callback=_requirements, help=f"Fail with 3 if not observed: {', '.join(REQUIREMENTS)}."
@@ -123,6 +132,7 @@ def run_verify(options: Options) -> int:
     from accumlint.runtime.launch import prepare
     from accumlint.runtime.supervise import Ending, supervise
 
+    _check_output(options)
     launch = prepare(program(options), _settings(options), os.environ)
     progress = Progress(options.steps, quiet=options.quiet or not launch.shows)
     try:
@@ -139,6 +149,13 @@ def run_verify(options: Options) -> int:
     from accumlint.cli.measured import shown
 
     return shown(outcome, options)
+
+
+def _check_output(options: Options) -> None:
+    """A report that cannot be written must not be found out after the run."""
+    folder = os.path.dirname(os.path.abspath(options.output_file)) if options.output_file is not None else ""
+    if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
+        raise click.UsageError(f"{options.output_file} cannot be written: no such folder, or not yours to write to.")
 
 
 def program(options: Options) -> Program:

@@ -1,4 +1,4 @@
-"""Notices that the script is about to change something on the disk, or to start a program."""
+"""Notices that the script is about to change something on the disk, to start a program, or to call elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = frozenset({"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink", "shutil.rmtree"})
-PROGRAMS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork"})
+PROGRAMS = frozenset(
+    {"socket.connect", "sqlite3.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork"}
+)
 DEVICES = ("/dev/", "/proc/", "/sys/")
 
 
@@ -23,7 +25,7 @@ class Armed(Protocol):
 
 
 def watch_changes(stopper: Armed) -> None:
-    """From now on the first change to the disk, or program started, by the thread of the last update ends the run.
+    """From now on the first change to the disk, program started or connection made by the thread of the last update ends the run.
 
     An audit hook cannot be taken out again: this is for processes that are about to end.
     """

@@ -30,7 +30,7 @@ def report_of(recorder: Recorder, *, ended: str = "running", error: dict[str, An
         "python": platform.python_version(),
         "device": recorder.census.get("device", ""),
         "backend": backend,
-        "script": os.path.realpath(sys.argv[0]) if sys.argv and sys.argv[0] else "",
+        "script": recorder.script,
         "argv": list(sys.argv[1:]),
         "ended": ended,
         "error": error,

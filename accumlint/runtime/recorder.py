@@ -5,6 +5,7 @@ Numbers that live on a device stay there until the window closes: nothing here w
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -91,6 +92,7 @@ class Recorder:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.script = os.path.realpath(sys.argv[0]) if sys.argv and sys.argv[0] else ""  # before the script can change its folder
         self.active = True
         self.rows: list[Row] = []
         self.stacks: list[list[Site]] = []

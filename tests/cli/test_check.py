@@ -403,10 +403,8 @@ def test_version_and_help(lint: Lint) -> None:
 
 def test_a_folder_that_is_called_like_a_command(plant: Write, lint: Lint) -> None:
     plant("rule/a.py", "ACC301")
-    plant("verify/a.py", "ACC301")
     assert lint("check", "rule")[0] == 1
     assert lint("./rule")[0] == 1
-    assert lint("verify")[0] == 1
     status, _, err = lint("rule")
     assert status == 2
     assert "To lint the folder of this name: accumlint check rule" in err

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from accumlint.runtime.assemble.sources import place_of
+from accumlint.runtime.assemble.weights import number
 from accumlint.runtime.assemble.windows import Report, SharedWindow, stack_of
 from accumlint.trace import Accumulation, Event, Evidence, Guard, Kind, Place, Trace
 from accumlint.weight import Factor, Quantity, Weight
@@ -25,9 +26,14 @@ class Hints:
     def __init__(self, traces: Iterable[Trace] = ()) -> None:
         self.traces = tuple(traces)
         self._events: dict[tuple[Kind, str, int], Event] = {}
+        self._weights: dict[tuple[str, int], list[Weight]] = {}  # that a backward or a scaling of this line has in some world
         for trace in self.traces:
             for event in trace.events:
                 self._events.setdefault((event.kind, event.place.path, event.place.line), event)
+                if event.kind in {Kind.BACKWARD, Kind.NORMALIZE} and event.weight is not None:
+                    held = self._weights.setdefault((event.place.path, event.place.line), [])
+                    if _explicit(event.weight) not in map(_explicit, held):
+                        held.append(event.weight)
 
     def event(self, kind: Kind, place: Place) -> Event | None:
         """The rehearsed event of this kind at the same line."""
@@ -71,13 +77,22 @@ class Hints:
 
         A number that no count of the run explains is a count of inputs where the source says so.
         """
+        stated = self._weights.get((place.path, place.line), [])
+        same = [each for each in stated if _explicit(each) == _explicit(weight)]
         spare = {quantity: self.factors(place, quantity) for quantity in Quantity}
+        if same:
+            spare = {quantity: [factor for factor in same[0].of(quantity) if not factor.implicit] for quantity in Quantity}
         known = frozenset(quantity for quantity, factors in spare.items() if factors)
         divisions = len(self.factors(place, Quantity.ACCUMULATION))
         # What was recognised has its name first; another number may still be a K of the source.
         order = sorted(range(len(weight.factors)), key=lambda at: weight.factors[at].quantity is Quantity.CONSTANT)
         named = {at: _named(weight.factors[at], spare, known, world) for at in order}
-        return replace(weight, factors=_divided(tuple(named[at] for at in sorted(named)), max(divisions, 1)))
+        found = replace(weight, factors=_divided(tuple(named[at] for at in sorted(named)), max(divisions, 1)))
+        if same or not any(_is_other_loss(each, weight) for each in stated):
+            return found
+        # A branch of the source that did not run scales another loss: its line is not to be blamed.
+        bare = (replace(factor, place=None, text=number(float(factor.value)) if factor.value else "") for factor in found.factors)
+        return replace(found, factors=tuple(one if one.implicit else other for one, other in zip(found.factors, bare, strict=True)))
 
     def accumulation(self, backwards: Iterable[Place]) -> Accumulation | None:
         """How K is spelled in the loop with these backwards."""
@@ -108,6 +123,19 @@ def declared_size(reports: Sequence[Report], windows: Sequence[SharedWindow], hi
                 divisors = [value if operation == "div" else 1 / value for operation, value in loss.get("operands") or () if value]
                 found.add(next((round(each) for each in divisors if each > 1.5 and abs(each - round(each)) < 1e-3), 0))
     return int(found.pop()) if len(found) == 1 else 0
+
+
+def _is_other_loss(stated: Weight, measured: Weight) -> bool:
+    """Whether one is a mean and the other a sum."""
+    return stated.known and bool(_own_mean(stated)) != bool(_own_mean(measured))
+
+
+def _own_mean(weight: Weight) -> list[Factor]:
+    return [factor for factor in weight.of(Quantity.UNITS) if factor.implicit and factor.power < 0]
+
+
+def _explicit(weight: Weight) -> list[tuple[str, int]]:
+    return sorted((factor.quantity.value, factor.power) for factor in weight.factors if not factor.implicit)
 
 
 def _named(factor: Factor, spare: dict[Quantity, list[Factor]], known: frozenset[Quantity], world: int) -> Factor:

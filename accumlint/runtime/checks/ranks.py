@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accumlint.runtime.assemble.windows import SharedWindow
@@ -44,13 +44,34 @@ def ranks(run: Run) -> Check:
     if uneven or apart:
         return unobserved(topic, "The ranks differ, in what no wrapper is to keep equal.", lines, numbers)
     if not compared(run):
-        return unobserved(topic, "Windows and updates are the same; there are no replicated parameters to compare.", lines, numbers)
+        return _unwrapped(run, lines, numbers)
     return confirmed(topic, f"Same windows, same gradients and same parameters on {run.world} ranks after every update.", lines, numbers)
 
 
 def compared(run: Run) -> bool:
-    """Whether checksums of replicated parameters were there to compare."""
-    return any(each.step is not None and each.step["numbers"].get("parameter_checksum") for window in run.complete for each in window.ranks)
+    """Whether checksums of parameters that a wrapper replicates were there to compare."""
+    steps = [each.step for window in run.complete for each in window.ranks if each.step is not None]
+    scopes = [scope for step in steps for scope in step["numbers"].get("checksum_scope") or ()]
+    return any(scope["wrapper"] != Wrapper.NONE.value for scope in scopes)
+
+
+def _unwrapped(run: Run, lines: list[str], numbers: Mapping[str, Any]) -> Check:
+    """Ranks without a wrapper: equal all the same, or each on its own."""
+    topic = Topic.RANKS
+    if any(entry["wrapper"] != Wrapper.NONE.value for report in run.reports for entry in report["objects"]):
+        return unobserved(topic, "Windows and updates are the same; shards are not compared.", lines, numbers)
+    apart = [window.number + 1 for window in run.complete if not _alike(window)]
+    if not apart and all(each.step is not None and each.step["numbers"].get("parameter_checksum") for each in run.complete[0].ranks):
+        return confirmed(
+            topic, f"Same windows and same parameters on {run.world} ranks after every update, without a wrapper.", lines, numbers
+        )
+    what = "No wrapper keeps the ranks equal, and nothing was seen that reduces their gradients: each trains on its own."
+    return replace(unobserved(topic, what, lines, numbers), doubt=what)
+
+
+def _alike(window: SharedWindow) -> bool:
+    sums = [tuple(each.step["numbers"].get("parameter_checksum") or ()) for each in window.ranks if each.step is not None]
+    return len(set(sums)) <= 1
 
 
 def differences(run: Run) -> Iterator[Difference]:

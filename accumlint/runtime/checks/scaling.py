@@ -82,7 +82,7 @@ def factors(window: RankWindow) -> list[tuple[str, float]]:
         numbers = row["numbers"]
         drift = numbers.get("drift")
         if drift is not None:
-            if not math.isclose(drift, expected, rel_tol=EXACT):
+            if not math.isclose(drift, expected, rel_tol=EXACT) and not _reduced(window, row["index"]):
                 found.append(("unseen", drift / expected if expected else drift))
             expected = 1.0
         divisor = divisor_of(row) if row["kind"] == Kind.NORMALIZE.value else None

@@ -74,6 +74,7 @@ POINTS: tuple[Point, ...] = (
     Point(("torch._foreach_div_",), "gradients scaled by hand, as lists"),
     Point(("torch._foreach_zero_",), "gradients set to zero by hand, as lists"),
     Point(("torch.nn.utils.clip_grad.clip_grad_norm_",), "clipping"),
+    Point(("torch.nn.utils.clip_grad._clip_grads_with_norm_",), "clipping through a name that was imported before a watch began"),
     Point(("torch.nn.utils.clip_grad.clip_grad_value_",), "clipping by value"),
     Point(("torch.optim.lr_scheduler.LRScheduler.step",), "the schedule"),
     Point(("torch.optim.swa_utils.AveragedModel.update_parameters",), "averages of weights"),
