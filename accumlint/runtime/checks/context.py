@@ -44,6 +44,11 @@ class Run:
         """The windows that end with a step on every rank, and hold a backward."""
         return [window for window in self.assembly.windows if window.size and all(each.step is not None for each in window.ranks)]
 
+    @property
+    def explained(self) -> bool:
+        """Whether there are findings: what is off beside them may follow from them."""
+        return any(finding.severity is not Severity.INFO for finding in self.findings)
+
     def name_of(self, window: SharedWindow) -> str:
         """The window's number, with its optimizer where there are several."""
         optimizers = {each.optimizer for each in self.assembly.windows}

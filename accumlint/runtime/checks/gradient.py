@@ -47,7 +47,7 @@ def gradient(run: Run) -> Check:
     if factor is not None and factor != 1 and all(abs(each["relative"] - abs(factor - 1)) <= _bound(run, each) for _, each in compared):
         return unobserved(topic, f"The gradient is {share(factor)} times the mean over all targets, as the weights are.", lines, numbers)
     what = f"The gradient differs from the mean over all targets, {text}, by what no rule takes for a mistake."
-    return replace(unobserved(topic, what, lines, numbers), doubt="" if _has_reason(run) else what)
+    return replace(unobserved(topic, what, lines, numbers), doubt="" if run.explained or _has_reason(run) else what)
 
 
 def _has_reason(run: Run) -> bool:

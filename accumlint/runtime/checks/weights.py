@@ -58,7 +58,8 @@ def total(run: Run) -> Check:
     if all(math.isclose(each, 1.0, rel_tol=EXACT) for each in known):
         return confirmed(topic, "The weights of every window add up to 1.", lines, {"sums": sums})
     check = unobserved(topic, _other_sum(run, sums), lines, {"sums": sums})
-    return check if own_factor(run) is not None or _is_tail(run, sums) else replace(check, doubt=check.summary)
+    explained = run.explained or own_factor(run) is not None or _is_tail(run, sums)
+    return check if explained else replace(check, doubt=check.summary)
 
 
 def window_sum(run: Run, window: SharedWindow) -> float | None:
