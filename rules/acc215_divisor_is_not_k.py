@@ -79,7 +79,7 @@ def _foreign(contribution: Contribution, accumulation: Accumulation) -> Factor |
         return None
     factor = divides_once(contribution)
     if factor is not None:
-        other = factor.value not in {None, 1, accumulation.value} and factor.text and factor.text != accumulation.text
+        other = factor.value not in {None, 1, accumulation.value} and factor.text
         return factor if other else None
     if contribution.weight.of(Quantity.ACCUMULATION):
         return None
