@@ -210,7 +210,13 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         "from accumlint.cli import main\nmain(['doctor'])\n"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job would have it ignored
+    )
     yield process
     process.kill()
     process.wait()
