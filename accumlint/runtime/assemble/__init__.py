@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from accumlint.runtime.assemble.contributions import Contributions
+from accumlint.runtime.assemble.facts import together
 from accumlint.runtime.assemble.hints import Hints, declared_size
 from accumlint.runtime.assemble.traces import trace_of
 from accumlint.runtime.assemble.windows import Report, SharedWindow, is_steady, prepared, shared, steady_size
@@ -36,7 +37,8 @@ def assemble(reports: Iterable[Report], rehearsed: Iterable[Trace] = ()) -> Asse
     if k < 2 or not is_steady(windows, k):
         k = declared_size(ordered, windows, hints) or k
     contributions = Contributions(windows, k, world)
-    traces = [trace_of(report, windows, contributions, hints) for report in ordered]
+    common = together(ordered, windows)
+    traces = [trace_of(report, windows, contributions, hints, common) for report in ordered]
     return Assembly(ordered, windows, contributions, traces, hints, k, world)
 
 

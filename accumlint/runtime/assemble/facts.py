@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from accumlint.runtime.assemble.contributions import calls_by_site
@@ -16,7 +17,21 @@ from accumlint.runtime.assemble.windows import RankWindow, Report, SharedWindow,
 from accumlint.trace import Evidence, Kind, Place
 
 
-def facts_of(report: Report, windows: Sequence[SharedWindow], hints: Hints, loops: Loops) -> Mapping[str, tuple[Evidence, ...]]:
+@dataclass(frozen=True)
+class Together:
+    """What all ranks show together: evidence on the targets, seen from the first of them, and the usual step of the loop's counter."""
+
+    targets: Mapping[str, tuple[Evidence, ...]]
+    step: int
+
+
+def together(reports: Sequence[Report], windows: Sequence[SharedWindow]) -> Together:
+    """Asked for once, for it goes through the windows of all ranks."""
+    targets = _targets(reports[0], windows, Loops(reports[0])) if reports else {}
+    return Together(targets, usual_step(windows))
+
+
+def facts_of(report: Report, windows: Sequence[SharedWindow], hints: Hints, shared: Together) -> Mapping[str, tuple[Evidence, ...]]:
     """Evidence by name, with what only the source can tell taken from there."""
     found = dict(hints.facts())
     for fact in report.get("facts", ()):
@@ -24,10 +39,9 @@ def facts_of(report: Report, windows: Sequence[SharedWindow], hints: Hints, loop
         found.setdefault(fact["name"], (Evidence(place_of(stack[0]) if stack else Place(str(report["script"]), 1), fact["text"]),))
     if int(report["world"]) > 1:
         found["distributed"] = (Evidence(Place(str(report["script"]), 1), f"{report['world']} ranks"),)
-    found.update(_targets(report, windows, loops))
-    step = usual_step(windows)
+    found.update(shared.targets)
     own = ((window, each) for window in windows for each in window.ranks if each.rank == report["rank"])
-    left_out = next((window for window, each in own if leaves_out(each, step)), None)
+    left_out = next((window for window, each in own if leaves_out(each, shared.step)), None)
     if left_out is not None:
         found["leaves-out"] = (Evidence(Place(str(report["script"]), 1), f"a micro-batch of window {left_out.number + 1} has no backward"),)
     return found

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from accumlint.runtime.assemble.contributions import Contributions, divisor_of
-from accumlint.runtime.assemble.facts import facts_of
+from accumlint.runtime.assemble.facts import Together, facts_of
 from accumlint.runtime.assemble.hints import Hints
 from accumlint.runtime.assemble.loops import Loops
 from accumlint.runtime.assemble.sources import Site, gate_of, place_of, text_of
@@ -25,14 +25,17 @@ ONE_PIECE = frozenset({"one-piece"})
 UNSEEN = 1e-4  # a drift of gradients that is more than rounding
 
 
-def trace_of(report: Report, windows: Sequence[SharedWindow], contributions: Contributions, hints: Hints) -> Trace:
-    """The trace of one rank; the windows and the weights are those of all ranks."""
-    return _Builder(report, windows, contributions, hints).build()
+def trace_of(report: Report, windows: Sequence[SharedWindow], contributions: Contributions, hints: Hints, shared: Together) -> Trace:
+    """The trace of one rank; the windows, the weights and what is shared are those of all ranks."""
+    return _Builder(report, windows, contributions, hints, shared).build()
 
 
 class _Builder:
-    def __init__(self, report: Report, windows: Sequence[SharedWindow], contributions: Contributions, hints: Hints) -> None:
+    def __init__(
+        self, report: Report, windows: Sequence[SharedWindow], contributions: Contributions, hints: Hints, shared: Together
+    ) -> None:
         self.report = report
+        self.shared = shared
         self.windows = windows
         self.contributions = contributions
         self.hints = hints
@@ -60,7 +63,7 @@ class _Builder:
             function=str(stack[0][5]) if stack else "",
             events=events,
             accumulation=self._accumulation(backwards),
-            facts=facts_of(self.report, self.windows, self.hints, self.loops),
+            facts=facts_of(self.report, self.windows, self.hints, self.shared),
             judges_tail=True,
             measured=True,
             actors=tuple(actor for actor in self.actors.values() if actor.wrapper is not Wrapper.NONE),
