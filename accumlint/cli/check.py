@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from accumlint.cli.output import COLOR, coloured, warn, width, write, write_to
+from accumlint.cli.output import COLOR, coloured, warn, width, write
 from accumlint.config import FORMATS, SEVERITIES, ConfigError, Configuration, Settings, described, from_file, read_toml, shown
 
 if TYPE_CHECKING:
@@ -262,7 +262,14 @@ def _print(findings: list[Finding], base: Settings, options: Options, contents: 
         return
     color = coloured(options.color) and options.output_file is None
     text = _statistics(findings, name) if options.statistics else _rendered(findings, name, options, contents, color=color)
-    write_to(options.output_file, text)
+    if options.output_file is None:
+        write(text)
+        return
+    try:
+        with open(options.output_file, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            file.write(text)
+    except OSError as error:
+        raise click.UsageError(f"{options.output_file} cannot be written: {error.strerror}.") from None
 
 
 def _rendered(findings: list[Finding], name: str, options: Options, contents: Mapping[str, bytes], *, color: bool) -> str:

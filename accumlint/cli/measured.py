@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accumlint.cli.output import coloured, warn, width, write_to
+import click
+
+from accumlint.cli.output import coloured, warn, width, write
 from accumlint.config import Configuration, Settings
 from accumlint.findings import Confidence, Finding, Severity
 
@@ -26,7 +28,7 @@ def shown(outcome: Outcome, options: Options) -> int:
 
     measured = judge_run(outcome, options)
     verdict = judged(measured, max_warnings=options.max_warnings, require=options.require)
-    write_to(options.output_file, _rendered(measured, verdict, options))
+    _write(_rendered(measured, verdict, options), options)
     if options.output_format in FINDINGS_ONLY and verdict.reason:
         warn(verdict.reason)
     return verdict.status.value
@@ -96,3 +98,14 @@ def source() -> Callable[[str], str]:
             return ""
 
     return text_of
+
+
+def _write(text: str, options: Options) -> None:
+    if options.output_file is None:
+        write(text)
+        return
+    try:
+        with open(options.output_file, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            file.write(text)
+    except OSError as error:
+        raise click.UsageError(f"{options.output_file} cannot be written: {error.strerror}.") from None

@@ -44,18 +44,6 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_to(path: str | None, text: str) -> None:
-    """Writes to a file, or to standard output where none is named. Raises a usage error where the file cannot be written."""
-    if path is None:
-        write(text)
-        return
-    try:
-        with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
-    except OSError as error:
-        raise click.UsageError(f"{path} cannot be written: {error.strerror}.") from None
-
-
 def warn(text: str) -> None:
     """One line on standard error, without anything that could act on the terminal."""
     printable = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
