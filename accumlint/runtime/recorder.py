@@ -108,6 +108,7 @@ class Recorder:
         self.troubles: list[str] = []
         self.progress: list[Callable[[], None]] = []  # called at every backward and update
         self.updates = 0
+        self.settled = 0  # rows before this one have no numbers left on a device
         self._by_site: dict[tuple[Site, ...], int] = {}
         self._turns = Turns()
         self._pending: list[tuple[dict[str, Any], str, Any]] = []
@@ -153,7 +154,8 @@ class Recorder:
 
     def fact(self, name: str, text: str) -> None:
         """Evidence by name, with the line that is running; each is kept once."""
-        fact = {"name": name, "text": text, "at": self.here()}
+        frames = user_frames(2)
+        fact = {"name": name, "text": text, "at": self._stack(tuple(site(frame) for frame in frames))}
         if fact not in self.facts:
             self.facts.append(fact)
 
@@ -211,6 +213,7 @@ class Recorder:
             except Exception as error:
                 numbers[key] = None
                 self.trouble(f"{key}: {type(error).__name__}: {error}")
+        self.settled = len(self.rows)
         self.tell("settled")
 
     def on_release(self, action: Callable[[], None]) -> None:
@@ -289,3 +292,8 @@ def _gone_on(before: list[list[int]], now: list[list[int]]) -> bool:
         if one[1:3] != other[1:3]:
             return True
     return False
+
+
+def installed_torch() -> Any:
+    """The torch that the process has imported."""
+    return sys.modules["torch"]

@@ -79,9 +79,7 @@ class Contributions:
                     continue
                 found = [each for each in divisors if each is not None]
                 of_ranks = [first[rank] for rank, _ in rows]
-                number, first_row = rows[0]
-                own = next(each for each in window.ranks if each.rank == number)
-                if self.k == self._world and own.reduced_by_hand(first_row["index"]):
+                if self.k == self._world and _reduced_by_hand(window, rows[0]):
                     of_ranks = [replace(one, accumulation=0) for one in of_ranks]  # then it is W
                 for (rank, row), factors in zip(rows, factors_of(found, of_ranks, mean=mean), strict=True):
                     self.factors[rank, row["index"]] = Weight(factors)
@@ -143,10 +141,12 @@ def counts_of(calls: Sequence[Call], window: SharedWindow, k: int, world: int) -
     of_micro_batch: dict[tuple[int, int], float] = defaultdict(float)
     elements: dict[tuple[int, int], float] = defaultdict(float)
     of_rank: dict[int, float] = defaultdict(float)
+    elements_of_rank: dict[int, float] = defaultdict(float)
     for row, loss, rank in calls:
         of_micro_batch[rank.rank, row["micro_batch"]] += loss["units"] or 0.0
         elements[rank.rank, row["micro_batch"]] += loss.get("elements") or 0.0
         of_rank[rank.rank] += loss["units"] or 0.0
+        elements_of_rank[rank.rank] += loss.get("elements") or 0.0
     everything = sum(of_rank.values())
     return [
         Counts(
@@ -155,6 +155,7 @@ def counts_of(calls: Sequence[Call], window: SharedWindow, k: int, world: int) -
             window_units=of_rank[rank.rank],
             global_units=everything,
             rows=float(loss.get("sequences") or 0.0),
+            window_elements=elements_of_rank[rank.rank],
             accumulation=k,
             size=rank.size,
             world=world,
@@ -231,6 +232,13 @@ def scale_of(row: Row) -> float | None:
     """The loss scale of a backward whose root a scaler has scaled."""
     scale = row["numbers"].get("scale")
     return float(scale) if row["scaled"] and scale else None
+
+
+def _reduced_by_hand(window: SharedWindow, scaling: tuple[int, Row]) -> bool:
+    """Whether the gradients were summed over the ranks by a call before this scaling."""
+    number, scaled = scaling
+    rows = next(rank.rows for rank in window.ranks if rank.rank == number)
+    return any(row["kind"] == Kind.REDUCE.value and "manual" in row["options"] for row in rows if row["index"] < scaled["index"])
 
 
 def _scaling_rows(window: SharedWindow) -> Iterator[list[tuple[int, Row]]]:

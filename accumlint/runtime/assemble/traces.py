@@ -12,10 +12,11 @@ from accumlint.runtime.assemble.facts import Together, facts_of
 from accumlint.runtime.assemble.hints import Hints
 from accumlint.runtime.assemble.loops import Loops
 from accumlint.runtime.assemble.sources import Site, gate_of, place_of, text_of
-from accumlint.runtime.assemble.windows import LEFT_OUT, MANUAL, Report, Row, SharedWindow, stack_of
+from accumlint.runtime.assemble.windows import LEFT_OUT, Report, Row, SharedWindow, stack_of
 from accumlint.trace import Accumulation, Actor, Event, Guard, Kind, Place, Role, Trace, Wrapper
 from accumlint.weight import Weight
 
+MANUAL = "manual"
 IMPLICIT = "implicit"  # an unscale that the scaler's step does by itself
 NOWHERE = Place("", 0)
 KINDS = {kind.value: kind for kind in Kind}

@@ -25,6 +25,7 @@ class Counts:
     window_units: float  # of this rank
     global_units: float
     rows: float  # samples: the first dimension of the targets, 0 where there is but one dimension
+    window_elements: float
     accumulation: int  # K
     size: int  # micro-batches of this very window
     world: int

@@ -14,7 +14,6 @@ Report = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 LEFT_OUT, RAISED, CLOSURE = "left-out", "raised", "closure"
-MANUAL = "manual"  # a reduction that the user's code asks for
 
 
 @dataclass
@@ -37,10 +36,6 @@ class RankWindow:
         """Micro-batches with a backward, and forwards through a wrapper, since the step before. A rank may validate on its own."""
         wrapped = [row for row in self.rows if row["kind"] == Kind.FORWARD.value and row["sync"] is not None and not row["bypass"]]
         return self.size, len(wrapped)
-
-    def reduced_by_hand(self, before: int) -> bool:
-        """Whether the gradients were summed over the ranks by a call before the row of this index."""
-        return any(row["kind"] == Kind.REDUCE.value and MANUAL in row["options"] and row["index"] < before for row in self.rows)
 
     @property
     def updated(self) -> bool:
@@ -65,11 +60,6 @@ class SharedWindow:
     @property
     def size(self) -> int:
         return max((window.size for window in self.ranks), default=0)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it holds a backward and ends with a step on every rank."""
-        return bool(self.size) and all(each.step is not None for each in self.ranks)
 
 
 def prepared(report: Report) -> Report:
@@ -184,13 +174,13 @@ def shared(reports: Sequence[Report]) -> list[SharedWindow]:
 
 def steady_size(windows: Sequence[SharedWindow]) -> int:
     """K as it was measured: the most frequent size of a complete window, the larger of two that are equally frequent."""
-    sizes = Counter(window.size for window in windows if window.is_complete)
+    sizes = Counter(window.size for window in windows if window.size and all(each.step is not None for each in window.ranks))
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
 
 def is_steady(windows: Sequence[SharedWindow], k: int) -> bool:
     """Whether the size was met twice, or is the only one."""
-    sizes = [window.size for window in windows if window.is_complete]
+    sizes = [window.size for window in windows if window.size and all(each.step is not None for each in window.ranks)]
     return sizes.count(k) > 1 or set(sizes) == {k}
 
 

@@ -13,7 +13,7 @@ from accumlint.runtime.assemble.weights import uniform
 from accumlint.runtime.assemble.windows import RankWindow, Row, stack_of
 from accumlint.runtime.checks.context import Run, counted, listed
 from accumlint.runtime.checks.ranks import differences
-from accumlint.trace import Guard, Kind, Place, Wrapper
+from accumlint.trace import Event, Guard, Kind, Place, Wrapper
 from accumlint.weight import Quantity
 
 DECIDED_BY_RANK = {"data", "rank", "clock", "memory", "exception"}
@@ -40,7 +40,7 @@ def findings_across(assembly: Assembly, found: Sequence[Finding]) -> list[Findin
 
 def _uneven(run: Run) -> Iterator[Finding]:
     """Ranks that differ in the number of backwards of a window, or of updates."""
-    if run.world < 2 or len(run.reports) < run.world or not _synchronised(run) or run.has_fact("join"):
+    if run.world < 2 or len(run.reports) < run.world or not _synchronised(run) or _has_fact(run, "join"):
         return
     for window in run.assembly.windows:
         sizes = [each.size for each in window.ranks]
@@ -72,7 +72,7 @@ def _uneven(run: Run) -> Iterator[Finding]:
 
 def _apart(run: Run) -> Iterator[Finding]:
     """Replicas that differ after an update, without another finding that explains it."""
-    if run.has_fact("averages-parameters"):
+    if _has_fact(run, "averages-parameters"):
         return
     for difference in differences(run):
         step = difference.window.ranks[0].step
@@ -194,7 +194,11 @@ def _left_by(run: Run, window: RankWindow, kinds: set[Kind]) -> Guard | None:
 
 def _synchronised(run: Run) -> bool:
     wrapped = any(entry["wrapper"] != Wrapper.NONE.value for report in run.reports for entry in report["objects"])
-    return wrapped or run.has_fact("manual-reduce")
+    return wrapped or _has_fact(run, "manual-reduce")
+
+
+def _has_fact(run: Run, name: str) -> bool:
+    return any(fact["name"] == name for report in run.reports for fact in report.get("facts", ()))
 
 
 def _place(run: Run, row: Row | None) -> Place:
@@ -207,5 +211,5 @@ def _text(run: Run, row: Row | None) -> str:
     return text_of(stack[0]) if stack else "the step"
 
 
-def _finding(code: str, place: Place, message: str, help: str, severity: Severity) -> Finding:
-    return Finding(code, place, message, help, severity=severity)
+def _finding(code: str, place: Place, message: str, help: str, severity: Severity, events: tuple[Event, ...] = ()) -> Finding:
+    return Finding(code, place, message, help, events=events, severity=severity)

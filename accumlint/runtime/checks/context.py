@@ -11,9 +11,11 @@ from typing import Any
 from accumlint.findings import Finding, Severity
 from accumlint.runtime.assemble import Assembly
 from accumlint.runtime.assemble.contributions import Contributions
-from accumlint.runtime.assemble.windows import MANUAL, Report, SharedWindow
+from accumlint.runtime.assemble.windows import Report, SharedWindow
 from accumlint.trace import Kind
 from accumlint.verdict import Check, State, Topic
+
+MANUAL = "manual"
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,7 @@ class Run:
     @cached_property
     def complete(self) -> Sequence[SharedWindow]:
         """The windows that end with a step on every rank, and hold a backward."""
-        return [window for window in self.assembly.windows if window.is_complete]
-
-    def has_fact(self, name: str) -> bool:
-        """Whether some rank has noted this evidence."""
-        return any(fact["name"] == name for report in self.reports for fact in report.get("facts", ()))
+        return [window for window in self.assembly.windows if window.size and all(each.step is not None for each in window.ranks)]
 
     @property
     def explained(self) -> bool:

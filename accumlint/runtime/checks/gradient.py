@@ -53,7 +53,7 @@ def gradient(run: Run) -> Check:
 def _has_reason(run: Run) -> bool:
     """Whether the run shows why gradients differ: code of the user's own changes them, ranks average parameters, a window is short, or
     terms are not covered."""
-    averages = run.has_fact("averages-parameters")
+    averages = any(fact["name"] == "averages-parameters" for report in run.reports for fact in report.get("facts", ()))
     changed = any(unexplained(window.ranks[0]) for window in run.complete)
     short = any(window.size < run.assembly.k for window in run.complete)
     return averages or changed or short or bool(uncovered(run)) or (run.world > 1 and run.reduction_factor is None)

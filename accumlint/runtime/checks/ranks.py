@@ -32,7 +32,7 @@ def ranks(run: Run) -> Check:
     if len(run.reports) < run.world:
         return unobserved(topic, f"{counted(len(run.reports), 'rank')} of {run.world} left a report.")
     sizes = [[each.size for each in window.ranks] for window in run.assembly.windows]
-    if run.has_fact("averages-parameters"):
+    if any(fact["name"] == "averages-parameters" for report in run.reports for fact in report.get("facts", ())):
         return unobserved(topic, "The ranks average their parameters now and then: between that they are meant to differ.")
     uneven = [number + 1 for number, window in enumerate(sizes) if len(set(window)) > 1]
     apart = list(differences(run))

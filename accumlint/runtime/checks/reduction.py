@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from accumlint.runtime.assemble.windows import MANUAL
 from accumlint.runtime.checks.context import Run, confirmed, share, unobserved, violated
 from accumlint.trace import Kind
 from accumlint.verdict import Check, Topic
@@ -54,7 +53,7 @@ def measured(run: Run) -> Iterator[tuple[float, float]]:
     for report in run.reports:
         own: dict[int, list[Row]] = defaultdict(list)
         for row in report["events"]:
-            if row["kind"] == Kind.REDUCE.value and MANUAL not in row["options"] and row["model"] is not None:
+            if row["kind"] == Kind.REDUCE.value and "manual" not in row["options"] and row["model"] is not None:
                 own[row["model"]].append(row)
         for model, rows in own.items():
             by_model[model].append(rows)

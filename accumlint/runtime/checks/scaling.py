@@ -82,7 +82,7 @@ def factors(window: RankWindow) -> list[tuple[str, float]]:
         numbers = row["numbers"]
         drift = numbers.get("drift")
         if drift is not None:
-            if not math.isclose(drift, expected, rel_tol=EXACT) and not window.reduced_by_hand(row["index"]):
+            if not math.isclose(drift, expected, rel_tol=EXACT) and not _reduced(window, row["index"]):
                 found.append(("unseen", drift / expected if expected else drift))
             expected = 1.0
         divisor = divisor_of(row) if row["kind"] == Kind.NORMALIZE.value else None
@@ -102,6 +102,10 @@ def unexplained(window: RankWindow) -> bool:
         for row in window.rows
         if row["index"] > last
         for key in ("residual", "drift_residual")
-        if not window.reduced_by_hand(row["index"])
+        if not _reduced(window, row["index"])
     )
     return any(each is not None and (each > EXACT or math.isnan(each)) for each in residuals)
+
+
+def _reduced(window: RankWindow, before: int) -> bool:
+    return any(row["kind"] == Kind.REDUCE.value and "manual" in row["options"] and row["index"] < before for row in window.rows)

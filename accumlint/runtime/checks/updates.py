@@ -45,7 +45,7 @@ def _update(
         rank=rank.rank,
         number=window.number + 1,
         optimizer=name,
-        optimizer_step=window.number + 1,
+        optimizer_step=sum(1 for each in run.assembly.windows if each.optimizer == window.optimizer and each.number <= window.number),
         micro_steps=rank.size,
         updated=rank.updated,
         path=place.path if place else "",

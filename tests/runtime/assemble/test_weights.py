@@ -14,9 +14,9 @@ UNITS = [3.0, 5.0, 2.0, 6.0]  # of four micro-batches; two ranks have two each
 
 def counts(world: int = 1, k: int = 4) -> list[Counts]:
     if world == 1:
-        return [Counts(each, 8.0, sum(UNITS), sum(UNITS), 0.0, k, 4, 1) for each in UNITS]
+        return [Counts(each, 8.0, sum(UNITS), sum(UNITS), 0.0, 32.0, k, 4, 1) for each in UNITS]
     own = [8.0, 8.0, 8.0, 8.0] if world == 0 else [sum(UNITS[:2])] * 2 + [sum(UNITS[2:]) + 1] * 2
-    return [Counts(each, 8.0, mine, sum(UNITS) + 1, 0.0, 2, 2, 2) for each, mine in zip(UNITS, own, strict=True)]
+    return [Counts(each, 8.0, mine, sum(UNITS) + 1, 0.0, 16.0, 2, 2, 2) for each, mine in zip(UNITS, own, strict=True)]
 
 
 K, N, NR, ALL, W, X = (
@@ -60,13 +60,13 @@ def test_two_ranks_and_a_sum(divisors: list[float], monomial: object) -> None:
 
 
 def test_a_mean_is_rather_divided_by_k_than_by_a_count_that_happens_to_be_as_large() -> None:
-    alike = [Counts(4.0, 4.0, 16.0, 16.0, 0.0, 4, 4, 1)] * 4
+    alike = [Counts(4.0, 4.0, 16.0, 16.0, 0.0, 16.0, 4, 4, 1)] * 4
     assert explain([4.0] * 4, alike, mean=True) == ((K, 1),)
     assert explain([4.0] * 4, alike, mean=False) == ((N, 1),)
 
 
 def test_a_short_window_keeps_the_k_it_is_divided_by() -> None:
-    tail = [Counts(4.0, 4.0, 4.0, 4.0, 0.0, 3, 1, 1)]
+    tail = [Counts(4.0, 4.0, 4.0, 4.0, 0.0, 4.0, 3, 1, 1)]
     (factors,) = factors_of([3.0], tail, mean=True)
     assert [(factor.quantity, factor.power, factor.value) for factor in factors] == [(K, -1, Fraction(3))]
 
@@ -79,5 +79,5 @@ def test_a_number_of_the_objective_is_a_constant_and_a_moving_one_unknown() -> N
 
 
 def test_equal_counts_on_all_ranks_are_the_global_count_over_the_ranks() -> None:
-    equal = [Counts(each, 8.0, 8.0, 16.0, 0.0, 2, 2, 2) for each in (3.0, 5.0, 2.0, 6.0)]
+    equal = [Counts(each, 8.0, 8.0, 16.0, 0.0, 16.0, 2, 2, 2) for each in (3.0, 5.0, 2.0, 6.0)]
     assert explain([8.0] * 4, equal, mean=False) in {((ALL, 1), (W, -1)), ((X, 1),)}
