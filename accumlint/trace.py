@@ -48,6 +48,7 @@ class Role(enum.Enum):
     SCHEDULER = "scheduler"
     LOADER = "loader"
     PARAMETERS = "parameters"
+    ENGINE = "engine"  # a framework's object that does the backward or owns the window: Accelerator, DeepSpeed engine, Fabric
     OTHER = "other"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -73,11 +73,21 @@ class Facts:
         self.assigned: dict[str, int] = defaultdict(int)
         self.identifiers: set[str] = set()
         self.imported: set[str] = set()
+        self.packages: set[str] = set()  # that are imported, by their first name
+        self.words: dict[str, frozenset[Kind]] = {}  # calls of frameworks that bring about events
+        self.loop_words: frozenset[str] = frozenset()
+        self.tracked: frozenset[str] = TRACKED
         self._kinds: dict[int, frozenset[Kind]] = {}
         self._loops: dict[int, bool] = {}
         self.texts: dict[int, str] = {}
         self._memo: dict[tuple[str, int], Any] = {}
         self._collect(tree)
+
+    def learn_words(self, kinds: Mapping[str, frozenset[Kind]], loops: frozenset[str], tracked: frozenset[str]) -> None:
+        """Takes over which calls of frameworks bring about events, run loops and matter; before anything of the kind is asked."""
+        self.words = dict(kinds)
+        self.loop_words = loops
+        self.tracked = TRACKED | tracked
 
     def once(self, question: str, node: ast.AST, answer: Callable[[ast.AST], T]) -> T:
         """Asks a question about a node at most once; many rehearsals of the same code ask the same."""
@@ -126,6 +136,10 @@ class Facts:
             elif isinstance(node, ast.Assign):
                 for target in node.targets:
                     self._assign(target, node.value)
+            elif isinstance(node, ast.Import):
+                self.packages.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                self.packages.add((node.module or "").split(".")[0] if not node.level else "")
             elif isinstance(node, ast.alias):
                 self.identifiers.update((node.name.rsplit(".", 1)[-1], node.asname or ""))
                 self.imported.add(node.asname or node.name.split(".")[0])

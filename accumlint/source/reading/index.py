@@ -138,6 +138,8 @@ class Index(Facts):
     def _call_kinds(self, call: ast.Call) -> set[Kind]:
         name = terminal(call.func)
         receiver = terminal(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        if name in self.words and name not in self.functions:
+            return set(self.words[name])
         if name in BACKWARD_NAMES:
             return {Kind.BACKWARD}
         if name == "step" and isinstance(call.func, ast.Attribute) and not self._is_clipper(receiver):
@@ -187,6 +189,8 @@ class Index(Facts):
         for part in walk(node):
             if isinstance(part, (ast.For, ast.AsyncFor, ast.While)):
                 found = Kind.BACKWARD in self.kinds(part) and not self.only_dispatches(part)
+            elif isinstance(part, ast.Call) and terminal(part.func) in self.loop_words:
+                found = True
             elif isinstance(part, ast.Call):
                 found = any(self.reaches_backward_in_loop(callee) for callee in self.callees(part))
             if found:

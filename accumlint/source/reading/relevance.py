@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from accumlint.source.reading.facts import TRACKED, terminal
+from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 
@@ -74,7 +74,7 @@ class Relevance:
             if TALK.match(name) or (receiver and TALKERS.search(receiver)) or name in TRACKED_QUIET:
                 continue
             touched = {terminal(arg) for arg in part.args} | {receiver} if isinstance(node, ast.Expr) else set()
-            if touched & self.needed or name in TRACKED or (isinstance(node, ast.Expr) and self.index.callees(part)):
+            if touched & self.needed or name in self.index.tracked or (isinstance(node, ast.Expr) and self.index.callees(part)):
                 return True
         return False
 
@@ -96,9 +96,16 @@ class Relevance:
                     found |= _names(item.context_expr)
             elif isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom, ast.Assert)):
                 found |= {name for part in ast.iter_child_nodes(node) for name in _names(part)}
-            elif isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)) and (self.index.kinds(node) or _tracks(node)):
+            elif isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)) and (self.index.kinds(node) or self._tracks(node)):
                 found |= _names(node)
         return found
+
+    def _tracks(self, node: ast.stmt) -> bool:
+        tracked = self.index.tracked
+        return any(
+            (isinstance(part, ast.Attribute) and part.attr in tracked) or (isinstance(part, ast.Name) and part.id in tracked)
+            for part in walk(node)
+        )
 
     def _close(self, needed: set[str]) -> frozenset[str]:
         """Adds what the needed names are made of."""
@@ -138,13 +145,6 @@ TRACKED_QUIET = frozenset(
 
 def _is_number(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) or (isinstance(node, ast.Call) and terminal(node.func) in {"item", "len", "time"})
-
-
-def _tracks(node: ast.stmt) -> bool:
-    return any(
-        (isinstance(part, ast.Attribute) and part.attr in TRACKED) or (isinstance(part, ast.Name) and part.id in TRACKED)
-        for part in walk(node)
-    )
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -59,6 +59,8 @@ class Access(State):
 
     def opaque_attribute(self, value: Opaque, name: str) -> Value:
         known = value.attributes.get(name)
+        if known is None:
+            known = self.framework_attribute(value, name)
         if known is not None:
             return known
         if name == "requires_grad" and value.forwards and value.attached:
@@ -84,6 +86,8 @@ class Access(State):
 
     def _thing_attribute(self, thing: Thing, name: str) -> Value:
         known = thing.attributes.get(name)
+        if known is None:
+            known = self.framework_attribute(thing, name)
         if known is not None:
             return known
         if name in {"module", "_orig_mod"} and thing.inner is not None:
@@ -105,6 +109,8 @@ class Access(State):
             if "staticmethod" in found.decorators:
                 return found
             return bind(found, instance.cls if "classmethod" in found.decorators else instance)
+        if found is None:
+            found = self.framework_attribute(instance, name)
         if found is not None:
             return found
         made = self.opaque((".", ("object", instance.uid), name), f"self.{name}", name=name, owner=instance)

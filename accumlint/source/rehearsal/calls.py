@@ -95,6 +95,9 @@ class Calls(State):
             return self.forward_of(call, function) if function.actor.role is Role.MODEL else self.unknown_call(call)
         return self.unknown_call(call)
 
+    def framework_attribute(self, owner: Value, name: str) -> Value | None:
+        return self.vocabulary.attribute(self._machine, owner, name)
+
     def call_value(
         self, function: Value, args: list[Value], node: ast.Call | None = None, keywords: dict[str, Value] | None = None
     ) -> Value:

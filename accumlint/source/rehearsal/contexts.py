@@ -24,6 +24,8 @@ class Contexts(State):
 
     def enter(self, context: Context, node: ast.AST) -> None:
         self.contexts.append(context)
+        if context.entering is not None:
+            context.entering(self, node)
         if context.kind == "no_grad":
             self.no_grad += 1
         elif context.kind == "no_sync":
@@ -38,6 +40,8 @@ class Contexts(State):
             self.contexts.remove(context)
             if context.kind == "no_grad":
                 self.no_grad -= 1
+            if context.leaving is not None:
+                context.leaving(self, node)
 
     def within(self, value: Value, item: ast.withitem, body: Callable[[], Signal | None]) -> Signal | None:
         value = self.force(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
+from typing import Any
 
 from accumlint.source.reading.facts import LOSS_WORDS, terminal
 from accumlint.source.reading.index import Index
@@ -34,12 +35,11 @@ from accumlint.source.rehearsal.values import (
     restart_uids,
 )
 from accumlint.source.rehearsal.worlds import World
-from accumlint.source.vocabulary import distributed, itertools_words, torch_objects, torch_tensors, torch_training
+from accumlint.source.vocabulary import distributed
 from accumlint.source.vocabulary.base import Vocabulary, as_actor, modules_of, parameters_owner, raw_module, role_of
 from accumlint.trace import Actor, Event, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 
-VOCABULARY = Vocabulary((torch_training, distributed, torch_objects, itertools_words, torch_tensors))
 FETCHES = re.compile(
     r"batch|sample|data|next|fetch|chunk|token|example|draw|pull|take|feed|read|rollout|rand|synth|episode|trajector|segment|slice|window",
     re.IGNORECASE,
@@ -59,10 +59,11 @@ VERB = re.compile(
 class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
     """Rehearses one module in one world."""
 
-    def __init__(self, index: Index, relevance: Relevance, recorder: Recorder, world: World) -> None:
+    def __init__(self, index: Index, relevance: Relevance, recorder: Recorder, world: World, vocabulary: Vocabulary) -> None:
         restart_uids()
         super().__init__(index, relevance, recorder, world)
-        self.vocabulary = VOCABULARY
+        self.vocabulary = vocabulary
+        self.memory: dict[Any, Any] = {}  # what the frameworks remember of this rehearsal, each under keys of its own
         self.optimizers: list[Thing] = []
         self.models: dict[int, Value] = {}
         self.hooks: list[Value] = []

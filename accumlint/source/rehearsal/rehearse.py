@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.relevance import Relevance
+from accumlint.source.reading.sieve import names_framework_entry
 from accumlint.source.reading.slices import prune
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import mentioned, module_reaches, outermost, reached, trains
@@ -24,6 +25,8 @@ from accumlint.source.rehearsal.record import OpenTurn, Recorder
 from accumlint.source.rehearsal.state import Leave
 from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Opaque, Value
 from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Knowledge, OutOfSteps, Restart, World
+from accumlint.source.vocabulary.base import Vocabulary
+from accumlint.source.vocabulary.registry import vocabulary_for
 from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 
 DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
@@ -49,7 +52,9 @@ class Rehearsal:
     index: Index
     relevance: Relevance
     options: Options
+    vocabulary: Vocabulary
     entry: FunctionNode | None  # None: the module's own statements
+    drive: Callable[[Machine, Function], None] | None = None  # how a framework calls the entry
     covered: set[int] = field(default_factory=set)  # ids of the backward calls that were reached
     entered: set[int] = field(default_factory=set)  # ids of the functions that were run
     limits: list[str] = field(default_factory=list)
@@ -63,6 +68,10 @@ class Rehearsal:
     @property
     def function(self) -> str:
         return self.entry.name if self.entry is not None else "<module>"
+
+    def started_at(self, entry: FunctionNode, drive: Callable[[Machine, Function], None] | None = None) -> Rehearsal:
+        """A rehearsal of the same module that starts elsewhere."""
+        return Rehearsal(self.source, self.index, self.relevance, self.options, self.vocabulary, entry, drive)
 
     @cached_property
     def place(self) -> Place:
@@ -111,7 +120,9 @@ class Rehearsal:
     def _run(self, world: World) -> Machine | None:
         """Rehearses in one world, again from the start whenever something is learnt."""
         for _ in range(MOST_RESTARTS):
-            machine = Machine(self.index, self.relevance, Recorder(self.path, self.source.lines, texts=self.index.texts), world)
+            machine = Machine(
+                self.index, self.relevance, Recorder(self.path, self.source.lines, texts=self.index.texts), world, self.vocabulary
+            )
             try:
                 self._enter(machine)
             except Restart:
@@ -153,7 +164,9 @@ class Rehearsal:
         if not isinstance(function, Function):
             function = machine.function(self.entry, None)
         assert isinstance(function, Function)
-        if self.index.reaches_backward_in_loop(self.entry):
+        if self.drive is not None:
+            self.drive(machine, function)
+        elif self.index.reaches_backward_in_loop(self.entry):
             machine.call_function(function, [], {}, None)
         else:
             self._drive(machine, function)
@@ -202,7 +215,7 @@ class Rehearsal:
             accumulation = _accumulation(machine, events, self.entry)
             first = next(event for event in events if event.kind is Kind.BACKWARD)
             line = first.turns[0].line if first.turns else first.place.line
-            driven = self.entry is not None and not self.index.reaches_backward_in_loop(self.entry)
+            driven = self.drive is None and self.entry is not None and not self.index.reaches_backward_in_loop(self.entry)
             own = {name: tuple(found) for name, found in facts.items() if not (alone and name == "distributed")}
             if _means_to_accumulate(events, accumulation):
                 own["means-to-accumulate"] = (Evidence(first.place, "K"),)
@@ -341,30 +354,41 @@ def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation |
 
 
 def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehearsal]:
-    """A rehearsal for every outermost piece of the module that reaches a backward."""
-    if not trains(source.tree) or (len(source.lines) > LONG_FILE and not prune(source.tree, source.lines)):
+    """A rehearsal for every outermost piece of the module that reaches a backward, or that a framework calls."""
+    if not trains(source.tree) and not names_framework_entry(source.text):
+        return
+    if len(source.lines) > LONG_FILE and not prune(source.tree, source.lines):
         return
     index = Index(source.tree)
-    entries = outermost(index)
+    vocabulary = vocabulary_for(index)
+    called = list(vocabulary.entries(index))
+    driven = {id(each.function) for each in called}
+    entries = [entry for entry in outermost(index) if id(entry) not in driven]
     alone = module_reaches(index)
-    if not entries and not alone:
+    if not entries and not alone and not called:
         return
-    relevance = Relevance(index)
-    chosen = options or Options()
+    begun = Rehearsal(source, index, Relevance(index), options or Options(), vocabulary, None)
     covered: set[int] = set()
     entered: set[int] = set()
-    if alone:
-        rehearsal = Rehearsal(source, index, relevance, chosen, None)
+
+    def done(rehearsal: Rehearsal) -> Rehearsal:
         rehearsal.traces(3)
-        yield rehearsal
-        covered |= rehearsal.covered
-        entered |= rehearsal.entered
+        return rehearsal
+
+    if alone:
+        yield done(begun)
+        covered |= begun.covered
+        entered |= begun.entered
     for entry in entries:
         own = reached(index, entry)
         if not own or own <= covered or (id(entry) in entered and own & covered):
             continue
-        rehearsal = Rehearsal(source, index, relevance, chosen, entry)
-        rehearsal.traces(3)
+        rehearsal = done(begun.started_at(entry))
         yield rehearsal
         covered |= rehearsal.covered
         entered |= rehearsal.entered
+    for each in called:
+        if id(each.function) not in entered:
+            rehearsal = done(begun.started_at(each.function, each.drive))
+            yield rehearsal
+            entered |= rehearsal.entered

@@ -214,6 +214,10 @@ class State:
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: Class | None) -> Value:
         raise NotImplementedError
 
+    def framework_attribute(self, owner: Value, name: str) -> Value | None:
+        """What a framework knows an attribute to be that the source has not set."""
+        raise NotImplementedError
+
     def method(self, receiver: Value, name: str, node: ast.AST) -> Value:
         raise NotImplementedError
 

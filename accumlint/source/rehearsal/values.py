@@ -198,7 +198,10 @@ class Thing(Value):
 
 @dataclass(slots=True, eq=False)
 class Context(Value):
-    """A context manager: null, no_sync (of a model, with sync off when `enabled`), no_grad, stack, scaled (apex), other."""
+    """A context manager: null, no_sync (of a model, with sync off when `enabled`), no_grad, stack, scaled (apex), other.
+
+    `entering` and `leaving` are what a framework does when the body begins and ends, given the interpreter and the node.
+    """
 
     kind: str
     models: tuple[Value, ...] = ()
@@ -206,6 +209,8 @@ class Context(Value):
     value: Value | None = None
     entered: list[Context] = field(default_factory=list)
     place: ast.AST | None = None
+    entering: Callable[[Any, ast.AST], None] | None = None
+    leaving: Callable[[Any, ast.AST], None] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -1,28 +1,41 @@
 """How a framework tells the rehearsal what its calls do: names in, values and events out.
 
-A vocabulary is a module with two tables, `FUNCTIONS` (by the last part of the name that is called) and `METHODS` (by the
-method's name), and perhaps `construct(state, cls, call)` for classes of the source that derive from the framework's. A
-handler answers None when the call is not its own; then the next one is asked.
+A vocabulary is a module with any of these names; a handler answers None when the matter is not its own, and the next is asked.
+
+    PACKAGES    the packages that make it a framework's: it is asked only about programs that import one of them, before torch's own
+    SIGNS       identifiers that show the framework as well as an import does (helpers that are handed its objects)
+    FUNCTIONS   handlers of calls by the last part of the name that is called
+    METHODS     handlers of calls by the method's name
+    ATTRIBUTES  what an attribute that nobody has set is, by name: (state, owner) -> value
+    KINDS       calls, by name, that bring about events though no word of torch says so: what must not be passed over as idle
+    LOOPS       names of calls that run a whole loop over data, micro-batches and updates
+    TRACKED     names whose calls matter to the events though they bring about none (the making of engines and wrappers)
+    SIEVE       words without which no file holds a loop of this framework, where the usual ones are missing
+    construct   (state, cls, call): an object of a class of the source that derives from the framework's
+    entries     (index): the functions of the source that the framework itself calls, and how
+    taken, fallback   handlers asked about every function of the source, and about every call that nobody took
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from accumlint.source.reading.facts import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
+from accumlint.source.reading.facts import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, FunctionNode
+from accumlint.source.reading.index import Index
 from accumlint.source.rehearsal.values import Class, Function, Instance, Method, Opaque, Stream, Thing, Value, actor_of, make_actor
-from accumlint.trace import Actor, Role, Wrapper
+from accumlint.trace import Actor, Kind, Role, Wrapper
 
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
     from accumlint.source.rehearsal.state import Call
 
 Handler = Callable[["Machine", "Call"], Value | None]
+Attribute = Callable[["Machine", Value], Value | None]
 MODEL_NAME = re.compile(
     r"model|(^|_)net(work)?(_|$)|(^|_)g(enerator)?$|(^|_)d(iscriminator)?$|encoder|decoder|unet|student|actor|critic|policy|module",
     re.IGNORECASE,
@@ -32,22 +45,55 @@ MODEL_USES = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A function of the source that a framework calls: no loop of the source leads to it. `drive` plays the framework's loop."""
+
+    function: FunctionNode
+    drive: Callable[[Machine, Function], None]
+
+
 class Vocabulary:
     """The words of several frameworks together."""
 
     def __init__(self, modules: Iterable[ModuleType]) -> None:
         self.functions: dict[str, list[Handler]] = defaultdict(list)
         self.methods: dict[str, list[Handler]] = defaultdict(list)
-        self.constructors: list[Callable[[Machine, Class, Call], Value | None]] = []
-        for module in modules:
-            for name, handler in module.FUNCTIONS.items():
-                self.functions[name].append(handler)
-            for name, handler in module.METHODS.items():
-                self.methods[name].append(handler)
-            if hasattr(module, "construct"):
-                self.constructors.append(module.construct)
-        self.taken: list[Handler] = [module.taken for module in modules if hasattr(module, "taken")]
-        self.fallbacks: list[Handler] = [module.fallback for module in modules if hasattr(module, "fallback")]
+        self.attributes: dict[str, list[Attribute]] = defaultdict(list)
+        self.kinds: dict[str, frozenset[Kind]] = {}
+        self.loops: frozenset[str] = frozenset()
+        self.tracked: frozenset[str] = frozenset()
+        self.modules = tuple(modules)
+        for module in self.modules:
+            self._take(module)
+        self.constructors: list[Callable[[Machine, Class, Call], Value | None]] = self._all("construct")
+        self.taken: list[Handler] = self._all("taken")
+        self.fallbacks: list[Handler] = self._all("fallback")
+
+    def _take(self, module: ModuleType) -> None:
+        tables = (("FUNCTIONS", self.functions), ("METHODS", self.methods), ("ATTRIBUTES", self.attributes))
+        for table, known in tables:
+            for name, handler in getattr(module, table, {}).items():
+                known[name].append(handler)
+        self.kinds |= {name: frozenset(kinds) for name, kinds in getattr(module, "KINDS", {}).items() if name not in self.kinds}
+        self.loops |= frozenset(getattr(module, "LOOPS", ()))
+        self.tracked |= frozenset(getattr(module, "TRACKED", ()))
+
+    def _all(self, name: str) -> list[Any]:
+        return [getattr(module, name) for module in self.modules if hasattr(module, name)]
+
+    def entries(self, index: Index) -> Iterator[Entry]:
+        """The functions that the frameworks call."""
+        for find in self._all("entries"):
+            yield from find(index)
+
+    def attribute(self, state: Machine, owner: Value, name: str) -> Value | None:
+        """What an attribute that nobody has set is."""
+        for handler in self.attributes.get(name, ()):
+            found = handler(state, owner)
+            if found is not None:
+                return found
+        return None
 
     def call(self, state: Machine, call: Call) -> Value | None:
         function = call.function

@@ -25,7 +25,7 @@ from accumlint.source.rehearsal.values import (
 )
 from accumlint.source.vocabulary.base import Handler, as_actor, last_name, modules_of, parameters_owner, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role
-from accumlint.weight import Weight
+from accumlint.weight import Factor, Weight
 
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
@@ -41,17 +41,22 @@ def backward(state: Machine, call: Call) -> Value | None:
     owner = state.force(receiver_of(call) or NONE)
     first = state.force(call.args[0]) if call.args else state.force(call.keywords.get("loss", NONE))
     if call.path.endswith("autograd.backward"):
-        return _emit_backward(state, call, first, replay=len(call.args) > 1)
+        return emit_backward(state, call, first, *(("replay",) if len(call.args) > 1 else ()))
     given = isinstance(first, Opaque) and (is_tensor(first) or "loss" in first.text)
     if role_of(state, owner) is Role.OPTIMIZER:  # apex and fairseq: a plain backward of the scaled loss
-        return _emit_backward(state, call, first, unscales=True)
+        return emit_backward(state, call, first, "scale-loss")
     if isinstance(owner, Thing) or (given and not (isinstance(owner, Opaque) and is_tensor(owner))):
         state.engine(call)
-        return _emit_backward(state, call, first, engine=True)
-    return _emit_backward(state, call, owner)
+        return emit_backward(state, call, first, "engine")
+    return emit_backward(state, call, owner)
 
 
-def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = False, engine: bool = False, unscales: bool = False) -> Value:
+def emit_backward(state: Machine, call: Call, loss: Value, *options: str, factors: tuple[Factor, ...] = ()) -> Value:
+    """The backward of a loss (or of several), as an event of the call; `factors` are what the framework scales the loss by.
+
+    Options: "replay" (of cached features), "scale-loss" (the context or the optimizer unscales by itself), "engine" (of an engine
+    that nobody knows: the weight is not known), and any that a framework's own rules ask for.
+    """
     state.covered.add(id(call.node))
     if state.no_grad:
         return NONE
@@ -60,21 +65,21 @@ def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = Fa
     forwards = tuple(sorted(frozenset().union(*(one.forwards for one in tensors)))) if tensors else ()
     forwards = _with_graphs(state, forwards)
     models = [state.models[index] for index in forwards if index in state.models]
+    kinds = set(options)
     cached = {cause for one in tensors for cause in one.causes if cause.startswith("cached:")}
-    if cached & {f"cached:{actor.uid}" for actor in map(actor_of, models) if actor is not None} or replay:
+    if cached & {f"cached:{actor.uid}" for actor in map(actor_of, models) if actor is not None}:
+        kinds.add("replay")
+    if "replay" in kinds:
         state.recorder.fact("replays-features", call.node)
-        replay = True
-    weight = tensors[0].weight if tensors and not replay else None
-    if weight is None or engine:
+    if state.within_context("scaled"):
+        kinds.add("scale-loss")
+    weight = tensors[0].weight if tensors and "replay" not in kinds else None
+    if weight is None or "engine" in kinds:
         weight = replace(weight or Weight(), known=False)
+    weight = weight.times(*factors)
     scaler = next((one.scaler for one in tensors if one.scaler is not None), None)
     retains = call.keywords.get("retain_graph")
     syncs = [state.synced(model) for model in models if model is not None]
-    options = {
-        name
-        for name, holds in (("replay", replay), ("engine", engine), ("scale-loss", unscales or state.within_context("scaled")))
-        if holds
-    }
     event = state.recorder.emit(
         Kind.BACKWARD,
         call.node,
@@ -86,7 +91,7 @@ def _emit_backward(state: Machine, call: Call, loss: Value, *, replay: bool = Fa
         reaches=_reaches(state, call, forwards),
         scaled=scaler is not None,
         retains_graph=isinstance(retains, Known) and bool(retains.value),
-        options=frozenset(options),
+        options=frozenset(kinds),
     )
     state.after_backward(event, call)
     return NONE
@@ -313,7 +318,7 @@ def helper_scaler(state: Machine, call: Call) -> Value | None:
     if not isinstance(loss, Opaque) or optimizer is None:
         return None
     scaled = replace_loss(state, loss, scaler)
-    _emit_backward(state, call, scaled)
+    emit_backward(state, call, scaled)
     wanted = next((call.keywords[name] for name in ("update_grad", "need_update") if name in call.keywords), Known(True))
     if state.truth(state.force(wanted)):
         state.recorder.emit(Kind.UNSCALE, call.node, targets=(optimizer,), scaler=scaler)
