@@ -148,7 +148,7 @@ class _Run:
             extra = NAMED
         cache = self.cache
         if cache is not None:
-            mark = _mark(found.settings) + extra
+            mark = _mark(found) + extra
             if self._known(found, cache.same(found.path, found.status, mark, data)):
                 return
         self.pending.append((found, data, extra))
@@ -157,11 +157,11 @@ class _Run:
         cache = self.cache
         if cache is None:
             return False
-        mark = _mark(found.settings)
+        if cache.is_bare(found.path):  # sieved only; a named file is parsed, too
+            return not found.named and self._known(found, cache.fresh(found.path, found.status, ""))
+        mark = _mark(found)
         if not found.named:
             return self._known(found, cache.fresh(found.path, found.status, mark))
-        if cache.is_bare(found.path):
-            return False  # sieved only; a named file is parsed, too
         return any(self._known(found, cache.fresh(found.path, found.status, each)) for each in (mark, mark + NAMED))
 
     def _nothing_in(self, found: Candidate, data: bytes) -> None:
@@ -170,7 +170,7 @@ class _Run:
         elif self._thrifty and self.cache is not None:
             from accumlint.source.cache import Result
 
-            self.cache.put(found.path, found.status, _mark(found.settings), data, Result(None))
+            self.cache.put(found.path, found.status, _mark(found), data, Result(None))
 
     def _known(self, found: Candidate, result: Result | None) -> bool:
         if result is None:
@@ -195,7 +195,7 @@ class _Run:
                 from accumlint.source.cache import Result
 
                 kept = payload if _says_something(payload) else None
-                self.cache.put(found.path, found.status, _mark(found.settings) + extra, job.data, Result(kept))
+                self.cache.put(found.path, found.status, _mark(found) + extra, job.data, Result(kept))
 
     def _take(self, job: Job, payload: dict[str, Any]) -> None:
         examined, warnings = _opened(job, payload)
@@ -210,12 +210,18 @@ def read(path: str) -> bytes:
         return file.read()
 
 
-@memoised
-def _mark(settings: Settings) -> str:
-    """What of a file's settings its result rests on."""
-    from accumlint.source.cache import digest
+def _mark(found: Candidate) -> str:
+    """What the result of a file rests on beside its content."""
+    return _mark_of(found.settings, os.path.dirname(found.path))
 
-    return digest(repr((settings.objective, settings.accumulation_names, settings.wrappers, settings.source_roots)).encode())
+
+@memoised
+def _mark_of(settings: Settings, folder: str) -> str:
+    from accumlint.source.cache import digest
+    from accumlint.source.reading.versions import stamp
+
+    own = repr((settings.objective, settings.accumulation_names, settings.wrappers, settings.source_roots))
+    return digest(own.encode(), os.fsencode(stamp(folder)))
 
 
 def _interesting(data: bytes) -> bool:

@@ -267,6 +267,7 @@ class Trace:
     judges_tail: bool = True
     limits: tuple[str, ...] = ()  # what could not be followed, and why
     actors: tuple[Actor, ...] = ()  # objects that were made but take part in no event
+    versions: tuple[tuple[str, str], ...] = ()  # which version of each framework was assumed, and why
     measured: bool = False  # seen in a run, not in a rehearsal
 
     def fact(self, name: str) -> Evidence | None:

@@ -289,6 +289,21 @@ def test_the_cache_gives_the_same_answer(plant: Write, lint: Lint) -> None:
     assert lint(".")[1] == "Nothing found.\n"
 
 
+def test_a_result_rests_on_the_versions_that_the_project_allows(plant: Write, write: Write, lint: Lint) -> None:
+    from accumlint import linter
+    from accumlint.source.reading import versions
+
+    plant("pkg/a.py", "ACC301")
+    write(".git/HEAD", "")
+    write("requirements.txt", "transformers<4.46\n")
+    lint(".")
+    assert "1 of them known from the cache" in lint(".", "-v")[2]
+    write("requirements.txt", "transformers>=4.46\n")
+    versions.forget()
+    linter._mark_of.cache_clear()
+    assert "0 of them known from the cache" in lint(".", "-v")[2]
+
+
 def test_where_the_cache_lies(plant: Write, lint: Lint) -> None:
     plant("sub/a.py")
     lint("sub")

@@ -101,3 +101,12 @@ def test_what_cannot_be_read_is_one_line(show: Show, target: str, said: str) -> 
     assert (status, text) == (2, "")
     assert complaint.startswith(f"accumlint: error: {said}")
     assert complaint.count("\n") == 1
+
+
+def test_says_which_versions_of_frameworks_were_assumed(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accumlint.source.rehearsal.machine import Machine
+
+    plain = Machine.after_backward
+    monkeypatch.setattr(Machine, "after_backward", lambda self, *given: (self.allowed("accelerate"), plain(self, *given))[1])
+    Path("uv.lock").write_text('[[package]]\nname = "accelerate"\nversion = "1.2.0"\n', encoding="utf-8")
+    assert "\n  accelerate is 1.2.0, from uv.lock\n" in show()[1]

@@ -119,7 +119,7 @@ def left_out(path: str, configuration: Configuration, *, folder: bool = False) -
         if excluded(os.path.join(base, *parts[:depth])):
             return True
     ignores = _inherited_ignores(path if folder else os.path.dirname(path), itself=True)
-    top = _repository(path) or base
+    top = repository(path) or base
     steps = path[len(top) + 1 :].split(os.sep)
     for depth in range(1, len(steps) + 1):
         end = "/" if depth < len(steps) or folder else ""
@@ -180,7 +180,7 @@ def glob_regex(glob: str) -> str:
 
 def _inherited_ignores(folder: str, *, itself: bool = False) -> tuple[Ignored, ...]:
     """The ignore files of the repository above a folder, the repository's own first."""
-    top = _repository(folder)
+    top = repository(folder)
     if top is None:
         return ()
     found: list[Ignored] = []
@@ -197,7 +197,7 @@ def _inherited_ignores(folder: str, *, itself: bool = False) -> tuple[Ignored, .
 
 
 @cache
-def _repository(path: str) -> str | None:
+def repository(path: str) -> str | None:
     """The root of the git repository that a path lies in."""
     here = path
     while True:

@@ -10,6 +10,7 @@ from typing import Any
 from accumlint.source.reading.facts import LOSS_WORDS, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.relevance import Relevance
+from accumlint.source.reading.versions import Allowed, allowed
 from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.arithmetic import factors_of
 from accumlint.source.rehearsal.calls import Calls
@@ -75,10 +76,17 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
         self.parents: dict[int, set[int]] = {}  # which modules a module is part of, by uid
         self.wrappers: dict[int, Thing] = {}  # the wrapper around a module, by the module's uid
         self.frozen: set[int] = set()  # modules whose parameters take no gradient now
+        self.versions: dict[str, Allowed] = {}  # of the packages that were asked for
 
     @staticmethod
     def uid() -> int:
         return fresh_uid()
+
+    def allowed(self, package: str) -> Allowed:
+        """The versions of a framework that the project of the module allows; what was asked for is shown with the trace."""
+        if package not in self.versions:
+            self.versions[package] = allowed(self.recorder.path, package)
+        return self.versions[package]
 
     def call(self, call: Call) -> Value:
         function = call.function

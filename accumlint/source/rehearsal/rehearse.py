@@ -229,6 +229,7 @@ class Rehearsal:
                 facts=own,
                 judges_tail=not driven,
                 limits=tuple(dict.fromkeys(machine.limits)),
+                versions=tuple((package, found.described) for package, found in sorted(machine.versions.items())),
             )
 
 
