@@ -13,7 +13,10 @@ FILES = ("accumlint.toml", "pyproject.toml")  # in the order of precedence withi
 OBJECTIVES = ("token", "sample", "sequence")
 FORMATS = ("full", "concise", "json", "json-lines", "sarif", "github")
 SEVERITIES = ("info", "warning", "error")
-ACTIONS = ("forward", "backward", "unscale", "normalize", "clip", "step", "update", "zero", "schedule")
+ACTIONS = (
+    *("forward", "divide", "backward", "unscale", "normalize", "clip", "step", "update", "zero", "schedule", "save", "average"),
+    *("no_sync", "accumulate"),
+)
 DEFAULT_EXCLUDE = (
     ".bzr .direnv .eggs .git .git-rewrite .hg .ipynb_checkpoints .mypy_cache .nox .pants.d .pyenv .pytest_cache .pytype .ruff_cache .svn "
     ".tox .venv .vscode .accumlint_cache __pycache__ __pypackages__ _build buck-out build dist node_modules site-packages venv"
@@ -203,9 +206,12 @@ def _severity(value: Any, where: str) -> tuple[tuple[str, str], ...]:
 
 
 def _wrappers(value: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    for name in _table(value, where):
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f'{where}: `{name}` is no dotted name such as "mylib.amp.Scaler.__call__"')
     return tuple(
         (name, tuple(_one_of(action, f"{where} {name}", ACTIONS) for action in _texts(actions, f"{where} {name}")))
-        for name, actions in _table(value, where).items()
+        for name, actions in value.items()
     )
 
 

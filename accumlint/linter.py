@@ -141,7 +141,7 @@ class _Run:
             self.unreadable.append(Unreadable(found.path, reason(error)))
             return
         extra = ""
-        if not _interesting(data):
+        if not _interesting(data, found.settings):
             if not found.named or _parses(data):
                 self._nothing_in(found, data)
                 return
@@ -158,7 +158,7 @@ class _Run:
         if cache is None:
             return False
         if cache.is_bare(found.path):  # sieved only; a named file is parsed, too
-            return not found.named and self._known(found, cache.fresh(found.path, found.status, ""))
+            return not (found.named or found.settings.wrappers) and self._known(found, cache.fresh(found.path, found.status, ""))
         mark = _mark(found)
         if not found.named:
             return self._known(found, cache.fresh(found.path, found.status, mark))
@@ -224,9 +224,19 @@ def _mark_of(settings: Settings, folder: str) -> str:
     return digest(own.encode(), os.fsencode(stamp(folder)))
 
 
-def _interesting(data: bytes) -> bool:
+def _interesting(data: bytes, settings: Settings) -> bool:
     """Whether a file must be looked at: it holds a training loop or a suppression, or is no text."""
-    return concerns(data) or b"\0" in data or not (data.isascii() or _is_utf8(data))
+    return concerns(data) or _wraps(data, settings) or b"\0" in data or not (data.isascii() or _is_utf8(data))
+
+
+def _wraps(data: bytes, settings: Settings) -> bool:
+    """Whether a file names one of the wrappers of its project."""
+    if not settings.wrappers:
+        return False
+    from accumlint.source.reading.sieve import holds_sign
+    from accumlint.source.vocabulary.project_wrappers import signs
+
+    return holds_sign(data, signs(settings.wrappers))
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -302,7 +312,8 @@ def examine(job: Job) -> dict[str, Any]:
 
 def _rehearse(source: Source, settings: Settings, findings: list[Finding], warnings: list[str]) -> bool:
     """Judges every training loop of a file; returns whether some loop could not be followed to the end."""
-    if not concerns(source.text.encode("utf-8", "surrogatepass")):
+    data = source.text.encode("utf-8", "surrogatepass")
+    if not (concerns(data) or _wraps(data, settings)):
         return False
     gave_up = followed = False
     try:

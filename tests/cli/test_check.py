@@ -289,6 +289,15 @@ def test_the_cache_gives_the_same_answer(plant: Write, lint: Lint) -> None:
     assert lint(".")[1] == "Nothing found.\n"
 
 
+def test_files_are_found_by_the_wrappers_of_the_project(write: Write, concise: Callable[..., list[str]]) -> None:
+    loop = "for x, y in loader:\n        loss = criterion(model(x), y) / accum\n        scaler(loss, optimizer)\n        optimizer.zero_grad()\n"
+    write("train.py", f"from lib import Scaler\n\ndef train(model, loader, optimizer, accum):\n    scaler = Scaler()\n    {loop}")
+    assert concise(".") == []
+    write("accumlint.toml", '[wrappers]\n"lib.Scaler.__call__" = ["backward", "unscale", "step", "update"]\n')
+    for _ in range(2):  # what the cache says without the wrappers does not hold with them
+        assert concise(".") == ["train.py:7 ACC301"]
+
+
 def test_a_result_rests_on_the_versions_that_the_project_allows(plant: Write, write: Write, lint: Lint) -> None:
     from accumlint import linter
     from accumlint.source.reading import versions

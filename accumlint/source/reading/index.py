@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from accumlint.source.reading.facts import (
@@ -30,6 +30,10 @@ from accumlint.trace import Kind
 
 class Index(Facts):
     """Static facts about one module."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        super().__init__(tree)
+        self.recognisers: list[Callable[[Index, ast.Call], frozenset[Kind]]] = []  # of calls whose names alone do not tell
 
     def callees(self, node: ast.Call) -> list[FunctionNode]:
         """The functions of this file that a call can mean, by name."""
@@ -138,6 +142,10 @@ class Index(Facts):
     def _call_kinds(self, call: ast.Call) -> set[Kind]:
         name = terminal(call.func)
         receiver = terminal(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        for recognise in self.recognisers:
+            own = recognise(self, call)
+            if own:
+                return set(own)
         if name in self.words and name not in self.functions:
             return set(self.words[name])
         if name in BACKWARD_NAMES:

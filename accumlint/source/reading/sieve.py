@@ -55,6 +55,11 @@ def names_framework_entry(text: str) -> bool:
     return _is_framework_entry(text.encode("utf-8", "surrogatepass"))
 
 
+def holds_sign(data: bytes, signs: tuple[bytes, ...]) -> bool:
+    """Whether a file names one of a project's own wrappers, and does something more than once."""
+    return any(sign in data for sign in signs) and _REPEATED.search(data) is not None
+
+
 def _is_framework_entry(data: bytes) -> bool:
     return any(entry in data and shown in data for entry, shown in FRAMEWORK_ENTRIES)
 

@@ -142,8 +142,10 @@ class Calls(State):
             return self.forward_of(call, instance)
         method = instance.cls.find("__call__") or instance.cls.find("forward")
         if isinstance(method, Function):
-            return self.call_function(bind(method, instance), call.args, call.keywords, call.node)
-        return self.unknown_call(call)
+            bound = bind(method, instance)
+            return self.call(Call(call.node, method.name, "", bound, None, call.args, call.keywords, call.spread))
+        known = self.vocabulary.at_first(self._machine, call)
+        return known if known is not None else self.unknown_call(call)
 
     # Functions of the source.
     def call_function(self, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> Value:

@@ -14,7 +14,7 @@ from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.relevance import Relevance
-from accumlint.source.reading.sieve import names_framework_entry
+from accumlint.source.reading.sieve import holds_sign, names_framework_entry
 from accumlint.source.reading.slices import prune
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import mentioned, module_reaches, outermost, reached, trains
@@ -26,6 +26,7 @@ from accumlint.source.rehearsal.state import Leave
 from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Opaque, Value
 from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Knowledge, OutOfSteps, Restart, World
 from accumlint.source.vocabulary.base import Vocabulary
+from accumlint.source.vocabulary.project_wrappers import signs
 from accumlint.source.vocabulary.registry import vocabulary_for
 from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 
@@ -356,19 +357,21 @@ def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation |
 
 def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehearsal]:
     """A rehearsal for every outermost piece of the module that reaches a backward, or that a framework calls."""
-    if not trains(source.tree) and not names_framework_entry(source.text):
+    chosen = options or Options()
+    wraps = bool(chosen.wrappers) and holds_sign(source.text.encode("utf-8", "surrogatepass"), signs(chosen.wrappers))
+    if not wraps and not trains(source.tree) and not names_framework_entry(source.text):
         return
-    if len(source.lines) > LONG_FILE and not prune(source.tree, source.lines):
+    if len(source.lines) > LONG_FILE and not wraps and not prune(source.tree, source.lines):
         return
     index = Index(source.tree)
-    vocabulary = vocabulary_for(index)
+    vocabulary = vocabulary_for(index, chosen.wrappers)
     called = list(vocabulary.entries(index))
     driven = {id(each.function) for each in called}
     entries = [entry for entry in outermost(index) if id(entry) not in driven]
     alone = module_reaches(index)
     if not entries and not alone and not called:
         return
-    begun = Rehearsal(source, index, Relevance(index), options or Options(), vocabulary, None)
+    begun = Rehearsal(source, index, Relevance(index), chosen, vocabulary, None)
     covered: set[int] = set()
     entered: set[int] = set()
 

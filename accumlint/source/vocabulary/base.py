@@ -13,6 +13,7 @@ A vocabulary is a module with any of these names; a handler answers None when th
     SIEVE       words without which no file holds a loop of this framework, where the usual ones are missing
     construct   (state, cls, call): an object of a class of the source that derives from the framework's
     entries     (index): the functions of the source that the framework itself calls, and how
+    before      handler asked about every call before all others
     taken, fallback   handlers asked about every function of the source, and about every call that nobody took
 """
 
@@ -22,7 +23,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.reading.facts import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, FunctionNode
@@ -56,7 +56,7 @@ class Entry:
 class Vocabulary:
     """The words of several frameworks together."""
 
-    def __init__(self, modules: Iterable[ModuleType]) -> None:
+    def __init__(self, modules: Iterable[object]) -> None:
         self.functions: dict[str, list[Handler]] = defaultdict(list)
         self.methods: dict[str, list[Handler]] = defaultdict(list)
         self.attributes: dict[str, list[Attribute]] = defaultdict(list)
@@ -67,10 +67,11 @@ class Vocabulary:
         for module in self.modules:
             self._take(module)
         self.constructors: list[Callable[[Machine, Class, Call], Value | None]] = self._all("construct")
+        self.before: list[Handler] = self._all("before")
         self.taken: list[Handler] = self._all("taken")
         self.fallbacks: list[Handler] = self._all("fallback")
 
-    def _take(self, module: ModuleType) -> None:
+    def _take(self, module: object) -> None:
         tables = (("FUNCTIONS", self.functions), ("METHODS", self.methods), ("ATTRIBUTES", self.attributes))
         for table, known in tables:
             for name, handler in getattr(module, table, {}).items():
@@ -101,6 +102,9 @@ class Vocabulary:
             call.receiver = state.force(function.owner)
             call.name = function.name or call.name
         name = call.path.rsplit(".", 1)[-1] if call.path else call.name
+        found = self.at_first(state, call)
+        if found is not None:
+            return found
         if call.path or call.receiver is None:
             found = _first(self.functions.get(name, ()), state, call)
             if found is not None:
@@ -110,6 +114,10 @@ class Vocabulary:
             if found is not None:
                 return found
         return _first(self.fallbacks, state, call)
+
+    def at_first(self, state: Machine, call: Call) -> Value | None:
+        """What those say that are asked before all others."""
+        return _first(self.before, state, call)
 
     def function(self, state: Machine, call: Call, function: Function) -> Value | None:
         """A function of the source that is better taken by its name than followed: a clipper written by hand."""

@@ -10,6 +10,7 @@ from types import ModuleType
 from accumlint.source.reading.index import Index
 from accumlint.source.vocabulary import distributed, itertools_words, torch_objects, torch_tensors, torch_training
 from accumlint.source.vocabulary.base import Vocabulary
+from accumlint.source.vocabulary.project_wrappers import Wrappers, project_wrappers
 
 TORCH = (torch_training, distributed, torch_objects, itertools_words, torch_tensors)  # in the order in which they are asked
 
@@ -22,10 +23,12 @@ def frameworks() -> tuple[ModuleType, ...]:
     return tuple(module for module in found if hasattr(module, "PACKAGES"))
 
 
-def vocabulary_for(index: Index) -> Vocabulary:
-    """The words that a program is rehearsed with; the index learns from them which calls bring about events."""
+def vocabulary_for(index: Index, wrappers: Wrappers = ()) -> Vocabulary:
+    """The words that a program is rehearsed with, its project's own first; the index learns from them which calls bring about events."""
     chosen = tuple(module for module in frameworks() if _is_shown(module, index))
-    vocabulary = _together(chosen)
+    vocabulary = _together(chosen, wrappers)
+    if wrappers:
+        index.recognisers.append(project_wrappers(wrappers).recognise)
     index.learn_words(vocabulary.kinds, vocabulary.loops, vocabulary.tracked)
     return vocabulary
 
@@ -35,5 +38,6 @@ def _is_shown(module: ModuleType, index: Index) -> bool:
 
 
 @cache
-def _together(chosen: tuple[ModuleType, ...]) -> Vocabulary:
-    return Vocabulary((*chosen, *TORCH))
+def _together(chosen: tuple[ModuleType, ...], wrappers: Wrappers) -> Vocabulary:
+    own = (project_wrappers(wrappers),) if wrappers else ()
+    return Vocabulary((*own, *chosen, *TORCH))
