@@ -290,7 +290,8 @@ def test_the_cache_gives_the_same_answer(plant: Write, lint: Lint) -> None:
 
 
 def test_files_are_found_by_the_wrappers_of_the_project(write: Write, concise: Callable[..., list[str]]) -> None:
-    loop = "for x, y in loader:\n        loss = criterion(model(x), y) / accum\n        scaler(loss, optimizer)\n        optimizer.zero_grad()\n"
+    body = ("loss = criterion(model(x), y) / accum", "scaler(loss, optimizer)", "optimizer.zero_grad()")
+    loop = "for x, y in loader:\n" + "".join(f"        {line}\n" for line in body)
     write("train.py", f"from lib import Scaler\n\ndef train(model, loader, optimizer, accum):\n    scaler = Scaler()\n    {loop}")
     assert concise(".") == []
     write("accumlint.toml", '[wrappers]\n"lib.Scaler.__call__" = ["backward", "unscale", "step", "update"]\n')
