@@ -146,7 +146,7 @@ class Index(Facts):
             own = recognise(self, call)
             if own:
                 return set(own)
-        if name in self.words and name not in self.functions:
+        if name in self.words and (name not in self.functions or (receiver and name not in self.methods)):
             return set(self.words[name])
         if name in BACKWARD_NAMES:
             return {Kind.BACKWARD}

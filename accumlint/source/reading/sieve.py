@@ -21,7 +21,10 @@ _UPDATE_CALL = re.compile(rb"step\b(?:(?<=\.step)|(?<=_step)\s*\()")
 _REPEATED = re.compile(rb"\b(?:for|while|def|lambda)\b")
 
 # What the frameworks call without a backward of the file's own, with the words that show the framework: SIEVE of each vocabulary.
-FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = ()
+FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = (
+    (b"create_supervised_trainer", b"ignite"),
+    (b"supervised_training_step", b"ignite"),
+)
 
 # Each alternative begins with a plain character, which lets the matcher leap from one to the next.
 _QUOTED = re.compile(

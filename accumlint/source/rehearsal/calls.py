@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from accumlint.source.reading.nodes import walk
@@ -97,6 +97,12 @@ class Calls(State):
 
     def framework_attribute(self, owner: Value, name: str) -> Value | None:
         return self.vocabulary.attribute(self._machine, owner, name)
+
+    def decorated(self, decorators: Sequence[ast.expr], function: Function) -> Value:
+        made: Value = function
+        for name, decorator in zip(reversed(function.decorators), reversed(decorators), strict=True):
+            made = self.vocabulary.decorate(self._machine, name, decorator, function) or made
+        return made
 
     def call_value(
         self, function: Value, args: list[Value], node: ast.Call | None = None, keywords: dict[str, Value] | None = None

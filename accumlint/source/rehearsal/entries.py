@@ -56,9 +56,18 @@ def outermost(index: Index) -> list[FunctionNode]:
         for part in walk(function)
         if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
+    handed = {name for function in reaching for name in _handed(function)}
     return sorted(
-        (function for function in reaching if id(function) not in nested), key=lambda function: (id(function) in called, function.lineno)
+        (function for function in reaching if id(function) not in nested),
+        key=lambda function: (id(function) in called or function.name in handed, function.lineno),
     )
+
+
+def _handed(function: ast.AST) -> Iterator[str]:
+    """The names that a function gives to what it calls: functions among them may be called back."""
+    for part in walk(function):
+        if isinstance(part, ast.Call):
+            yield from (given.id for given in part.args if isinstance(given, ast.Name))
 
 
 def reached(index: Index, entry: FunctionNode) -> set[int]:

@@ -155,7 +155,10 @@ class Statements(Assignments, Conditions, Blocks):
             self.world.knowledge.learn_divisible(root)
 
     def _exec_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self._bind(node.name, self.function(node, None))
+        made = self.function(node, None)
+        self._bind(node.name, made)
+        if node.decorator_list and isinstance(made, Function):
+            self._bind(node.name, self.decorated(node.decorator_list, made))
 
     _exec_AsyncFunctionDef = _exec_FunctionDef
 

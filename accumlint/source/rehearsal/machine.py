@@ -400,6 +400,9 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
             self.recorder.emit(Kind.RETAIN, node, forwards=tuple(sorted(value.forwards)))
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
+        plain = isinstance(target, (ast.Name, ast.Attribute)) and not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
+        if plain and isinstance(value, Opaque) and value.actor is None:
+            value.text = self.recorder.text(target)
         value = super()._named(target, node, value)
         made = terminal(node.func) if isinstance(node, ast.Call) and isinstance(value, Thing) else None
         if isinstance(value, Instance):
@@ -409,8 +412,6 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
         if not isinstance(value, Opaque) or not isinstance(target, (ast.Name, ast.Attribute)):
             return value
         name = self.recorder.text(target)
-        if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and value.actor is None:
-            value.text = name
         self._name_loss(value, name, node)
         return value
 

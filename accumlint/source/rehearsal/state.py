@@ -218,6 +218,10 @@ class State:
         """What a framework knows an attribute to be that the source has not set."""
         raise NotImplementedError
 
+    def decorated(self, decorators: Sequence[ast.expr], function: Function) -> Value:
+        """What a framework's decorators make of a function."""
+        raise NotImplementedError
+
     def method(self, receiver: Value, name: str, node: ast.AST) -> Value:
         raise NotImplementedError
 

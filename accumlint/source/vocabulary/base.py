@@ -7,6 +7,7 @@ A vocabulary is a module with any of these names; a handler answers None when th
     FUNCTIONS   handlers of calls by the last part of the name that is called
     METHODS     handlers of calls by the method's name
     ATTRIBUTES  what an attribute that nobody has set is, by name: (state, owner) -> value
+    DECORATORS  what a decorator makes of a function of the source, by the decorator's last name: (state, decorator, function) -> value
     KINDS       calls, by name, that bring about events though no word of torch says so: what must not be passed over as idle
     LOOPS       names of calls that run a whole loop over data, micro-batches and updates
     TRACKED     names whose calls matter to the events though they bring about none (the making of engines and wrappers)
@@ -19,6 +20,7 @@ A vocabulary is a module with any of these names; a handler answers None when th
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Machine", "Call"], Value | None]
 Attribute = Callable[["Machine", Value], Value | None]
+Decorator = Callable[["Machine", ast.expr, Function], Value | None]
 MODEL_NAME = re.compile(
     r"model|(^|_)net(work)?(_|$)|(^|_)g(enerator)?$|(^|_)d(iscriminator)?$|encoder|decoder|unet|student|actor|critic|policy|module",
     re.IGNORECASE,
@@ -60,6 +63,7 @@ class Vocabulary:
         self.functions: dict[str, list[Handler]] = defaultdict(list)
         self.methods: dict[str, list[Handler]] = defaultdict(list)
         self.attributes: dict[str, list[Attribute]] = defaultdict(list)
+        self.decorators: dict[str, list[Decorator]] = defaultdict(list)
         self.kinds: dict[str, frozenset[Kind]] = {}
         self.loops: frozenset[str] = frozenset()
         self.tracked: frozenset[str] = frozenset()
@@ -72,7 +76,12 @@ class Vocabulary:
         self.fallbacks: list[Handler] = self._all("fallback")
 
     def _take(self, module: object) -> None:
-        tables = (("FUNCTIONS", self.functions), ("METHODS", self.methods), ("ATTRIBUTES", self.attributes))
+        tables = (
+            ("FUNCTIONS", self.functions),
+            ("METHODS", self.methods),
+            ("ATTRIBUTES", self.attributes),
+            ("DECORATORS", self.decorators),
+        )
         for table, known in tables:
             for name, handler in getattr(module, table, {}).items():
                 known[name].append(handler)
@@ -92,6 +101,14 @@ class Vocabulary:
         """What an attribute that nobody has set is."""
         for handler in self.attributes.get(name, ()):
             found = handler(state, owner)
+            if found is not None:
+                return found
+        return None
+
+    def decorate(self, state: Machine, name: str, decorator: ast.expr, function: Function) -> Value | None:
+        """What a decorator of a framework makes of a function."""
+        for handler in self.decorators.get(name, ()):
+            found = handler(state, decorator, function)
             if found is not None:
                 return found
         return None
