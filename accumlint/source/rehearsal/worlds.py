@@ -24,6 +24,11 @@ MOST_EVENTS = 4_000
 OTHER_HARDWARE = re.compile(r"(?<![a-z])(tpu|xla|hpu|npu|mlu)(?![a-z])", re.IGNORECASE)  # updates there have functions of their own
 
 
+ALONE = re.compile(
+    r"(^|[._])(local_?)?rank\W* (== -1|< 0|is None)|world_?size\W* (==|<=) 1$|(^|[._])(n_?gpus?|num_gpus)\W* (<=|==) [01]$", re.IGNORECASE
+)  # one process; features come first, and several are one
+
+
 class Restart(Exception):
     """Something was learnt that earlier statements should have known."""
 
@@ -127,7 +132,7 @@ class World:
         if given is not None:
             return given.holds
         elsewhere = OTHER_HARDWARE.search(text) is not None
-        holds = self.forced.get(key, preference and not elsewhere)
+        holds = self.forced.get(key, preference and not elsewhere and ALONE.search(text) is None)
         self.answers[key] = Answer(key, text, holds, flips and not elsewhere, weight)
         return holds
 
