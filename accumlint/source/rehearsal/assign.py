@@ -26,11 +26,15 @@ class Assignments(State):
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
         if name:
             self.christen(name, value)
-        if name and isinstance(node, ast.Constant) and self.index.is_open_constant(name):
+        if name and isinstance(node, ast.Constant) and (self.index.is_open_constant(name) or self._is_first_k(name)):
             return self.named_constant(name, node, value)
         if name and isinstance(value, Opaque) and not value.text:
             value.text = name
         return value
+
+    def _is_first_k(self, name: str) -> bool:
+        """`accumulation_steps = 1`, which a branch that is not taken here would raise."""
+        return name not in self.index.augmented and self.world.knowledge.is_accumulation_name(name)
 
     def assign(self, target: ast.expr, value: Value) -> None:
         if isinstance(target, ast.Name):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
+from accumlint.source.rehearsal.entries import is_test
 from accumlint.source.rehearsal.state import DEEPEST_CALL, Call, Frame, State
 from accumlint.source.rehearsal.values import (
     NONE,
@@ -212,7 +213,7 @@ class Calls(State):
             self.limits.append(f"{function.name}: recursion or call depth")
             return False
         if self.index.kinds(node):
-            return True
+            return not (is_test(node) and Kind.BACKWARD in self.index.kinds(node))
         return self.index.size(node) <= SMALL_FUNCTION or self.index.mentions_loss(node) or self.index.is_generator(node)
 
     def _not_followed(self, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> Value:

@@ -28,6 +28,7 @@ from accumlint.trace import Kind, Role
 
 MOST_TURNS = 16
 STOP = Signal("stop")
+FILES = (("import", "os"), ("import", "glob"))
 SETTINGS = re.compile(
     r"^(\w+_)?(args?|opts?|options|config|cfg|conf|hparams|settings)[.\[]|(^|_)(num_\w+|config|cfg|args)\.(items|values|keys)\(\)$",
     re.IGNORECASE,
@@ -89,7 +90,8 @@ class Iteration(State):
         actor = actor_of(value)
         if actor is not None and actor.role in {Role.PARAMETERS, Role.MODEL, Role.OPTIMIZER}:
             return Plan(1, lambda at: self.element(value, node))
-        if self.prepares and isinstance(value, Opaque) and not (value.causes or value.born) and SETTINGS.search(text):
+        settings = self.prepares and SETTINGS.search(text)
+        if isinstance(value, Opaque) and not (value.causes or value.born) and (settings or _lists_files(value.key)):
             return Plan(count, lambda at: self.opaque(("setting", value.key, at), f"item of {text}"), open=True, root=root)
         return Plan(count, lambda at: self.datum(node, text and f"batch of {text}"), open=True, root=root, data=True)
 
@@ -361,6 +363,11 @@ class Iteration(State):
         if isinstance(value, Instance) and value.cls.find("__next__") is not None:
             return self.call_value(self.attribute(value, "__next__", node), [])
         return self.datum(node, "batch")
+
+
+def _lists_files(key: Key) -> bool:
+    """Whether a value is what a module of the operating system gave: names of files, the same on every rank."""
+    return key[0] == "call" and any(part in key[1] for part in FILES if isinstance(key[1], tuple))
 
 
 def carries(item: Value) -> bool:

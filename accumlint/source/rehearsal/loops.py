@@ -33,7 +33,7 @@ class Loops(State):
         count = self._count(node, plan, source)
         if not self._holds_events(node):
             return self._abstract(node, plan, count, entry)
-        signal = self._turn_all(node, plan, count, entry)
+        signal = self._turn_all(node, plan, count, entry, source)
         if signal is not None and signal.kind in {"return", "raise"}:
             return signal
         if signal is not BREAK and node.orelse:
@@ -113,7 +113,7 @@ class Loops(State):
             return min(plan.count, 1 if not kinds else self.world.batches)
         return min(plan.count, MOST_TURNS)
 
-    def _turn_all(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int) -> Signal | None:
+    def _turn_all(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int, over: Value) -> Signal | None:
         endless = plan.endless or count < plan.count
         micro_loop = self._is_micro_loop(node, plan)
         if plan.root is not None and plan.root.key[0] in {"chunks", "strides"} and Kind.STEP not in self.index.kinds(node.body):
@@ -135,7 +135,7 @@ class Loops(State):
             turn = (
                 self.recorder.turns[-1]
                 if dispatches and self.recorder.turns
-                else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless)
+                else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless, source=over)
             )
             self.recorder.turns.append(turn)
             try:

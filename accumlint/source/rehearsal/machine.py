@@ -207,6 +207,8 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
         raw = raw_module(model)
         if isinstance(raw, (Thing, Instance)) and raw.wrapped_by is not None:
             return raw.wrapped_by, True
+        if isinstance(raw, Opaque) and raw.actor is not None and raw.actor.uid in self.wrappers:
+            return self.wrappers[raw.actor.uid], True
         found = self._wrapped_part(model, raw)
         if found is not None:
             return found, True
@@ -247,9 +249,10 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
     def _trained(self, model: Value, actor: Actor) -> frozenset[int]:
         """The modules that a backward through this forward gives gradients."""
         raw = actor_of(raw_module(model)) or actor
+        parts = {part for part, wholes in self.parents.items() if raw.uid in wholes}
         if raw.uid in self.frozen:
-            return frozenset()
-        return frozenset((modules_of(model) | {actor.uid, raw.uid} | self.ancestors(raw.uid)) - self.frozen)
+            return frozenset(parts - self.frozen)
+        return frozenset((modules_of(model) | parts | {actor.uid, raw.uid} | self.ancestors(raw.uid)) - self.frozen)
 
     def adopt(self, parent: Value, child: Value) -> None:
         """Remembers that one module is part of another."""
@@ -258,6 +261,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
             self.parents.setdefault(other.uid, set()).add(one.uid)
 
     def freeze(self, model: Value, frozen: bool) -> None:
+        as_actor(self, raw_module(model), Role.MODEL)
         for uid in modules_of(model):
             (self.frozen.add if frozen else self.frozen.discard)(uid)
 

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
+from accumlint.source.rehearsal.values import Value
 from accumlint.source.rehearsal.worlds import MOST_EVENTS, OutOfSteps
 from accumlint.trace import Event, Evidence, Guard, Kind, Place, Turn
 
@@ -24,6 +25,7 @@ class OpenTurn:
     endless: bool = False
     micro_batch: int | None = None
     own_data: bool = False  # new data was taken in this very turn
+    source: Value | None = None  # what the loop goes over
 
     def closed(self) -> Turn:
         return Turn(self.line, self.index, self.entry, self.last, self.endless)
