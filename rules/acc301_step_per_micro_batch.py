@@ -168,7 +168,7 @@ def _is_fraction(trace: Trace, share: Fraction | None, power: int) -> bool:
 def _flag_toggles(trace: Trace, view: Boundaries, windows: list[Window]) -> bool:
     """Whether the sync flag goes off and on over the micro-batches; always off with an average now and then is local SGD."""
     flags: set[bool | None] = {_sync(one) for window in windows for one in view.own(window)}
-    return {True, False} <= flags and not trace.of(Kind.AVERAGE)
+    return {True, False} <= flags and all("moving" in event.options for event in trace.of(Kind.AVERAGE))
 
 
 def _sync(backward: Event) -> bool | None:

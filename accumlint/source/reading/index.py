@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
+from accumlint.source.reading.books import BOOKKEEPING, book_kinds
 from accumlint.source.reading.facts import (
     BACKWARD_NAMES,
     CLIP_NAMES,
@@ -76,11 +77,18 @@ class Index(Facts):
         return find_aliases(self)
 
     def kinds(self, node: ast.AST | Iterable[ast.stmt]) -> frozenset[Kind]:
-        """The kinds of event that a statement, or the functions it calls, can bring about."""
+        """The kinds of event of the training itself that a statement, or the functions it calls, can bring about."""
+        return self._all_kinds(node) - BOOKKEEPING
+
+    def keeps_books(self, node: ast.AST | Iterable[ast.stmt]) -> bool:
+        """Whether a statement, or a function it calls, saves or averages: what no choice of a way through the code rests on."""
+        return bool(self._all_kinds(node) & BOOKKEEPING)
+
+    def _all_kinds(self, node: ast.AST | Iterable[ast.stmt]) -> frozenset[Kind]:
         if not isinstance(node, ast.AST):
             found: frozenset[Kind] = frozenset()
             for one in node:
-                found |= self.kinds(one)
+                found |= self._all_kinds(one)
             return found
         known = self._kinds.get(id(node))
         if known is None:
@@ -168,7 +176,7 @@ class Index(Facts):
             return {Kind.NORMALIZE}
         if name == "loss_scaler" and len(call.args) + len(call.keywords) >= 2:
             return {Kind.BACKWARD, Kind.STEP}
-        return set()
+        return book_kinds(name, receiver, call)
 
     def _is_clipper(self, name: str) -> bool:
         """Whether an object clips gradients, by its name or by that of its class."""

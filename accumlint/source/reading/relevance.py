@@ -53,6 +53,8 @@ class Relevance:
     def _is_idle(self, node: ast.stmt) -> bool:
         if isinstance(node, KEPT) or self.index.kinds(node) or self.index.holds(node, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.Await):
             return False
+        if self.index.keeps_books(node):
+            return False
         if isinstance(node, COMPOUND):
             return not self.index.holds(node, *KEPT) and all(self.idle(inner) for inner in _statements(node))
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and not _is_number(node.value):
@@ -86,6 +88,7 @@ class Relevance:
                 if (
                     isinstance(node, ast.IfExp)
                     or self.index.kinds(node)
+                    or self.index.keeps_books(node)
                     or self.index.holds(node, ast.Continue, ast.Break, ast.Return, ast.Raise)
                 ):
                     found |= _names(node.test)
@@ -96,7 +99,9 @@ class Relevance:
                     found |= _names(item.context_expr)
             elif isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom, ast.Assert)):
                 found |= {name for part in ast.iter_child_nodes(node) for name in _names(part)}
-            elif isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)) and (self.index.kinds(node) or self._tracks(node)):
+            elif isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)) and (
+                self.index.kinds(node) or self.index.keeps_books(node) or self._tracks(node)
+            ):
                 found |= _names(node)
         return found
 

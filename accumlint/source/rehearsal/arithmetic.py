@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Root, Value, key_of
-from accumlint.source.rehearsal.worlds import PERIOD
 from accumlint.weight import Factor, Quantity, Weight, add
 
 if TYPE_CHECKING:
@@ -86,6 +85,8 @@ def _known(state: State, op: type[ast.operator], left: Known, right: Known, node
     gates = left.gates | right.gates
     if op is ast.Mod and isinstance(left.value, str):
         return state.opaque(("text", id(node)), "text")
+    if op is ast.Mod and left.root is None and right.root is not None:
+        right = _period(state, right)
     compute = OPERATIONS.get(op)
     if compute is None and op is ast.Pow and isinstance(right.value, int) and abs(right.value) <= 64:
         compute = operator.pow
@@ -112,6 +113,18 @@ def _known(state: State, op: type[ast.operator], left: Known, right: Known, node
     ):
         return _quotient(state, left, right, value, node)
     return Known(value, roots, None, gates)
+
+
+def _period(state: State, modulus: Known) -> Known:
+    """A named constant that a counter is taken modulo of and that is not K: whole windows, if that is what the numbers in place say."""
+    root, knowledge = modulus.root, state.world.knowledge
+    if root is None or root.kind != "constant" or not root.default or root.key in knowledge.accumulations or root.key in knowledge.lengths:
+        return modulus
+    sizes = [one.default for one in knowledge.accumulations.values() if one.default]
+    if not knowledge.accumulations or root.default < 2:
+        return modulus
+    whole = bool(sizes) and all(root.default % size == 0 for size in sizes)
+    return replace(modulus, value=2 * state.world.k if whole else state.world.period)
 
 
 def _quotient(state: State, left: Known, right: Known, value: Any, node: ast.AST) -> Known:
@@ -151,7 +164,7 @@ def _modulo(state: State, left: Value, right: Opaque, node: ast.AST) -> Value:
     root = Root(right.key, right.text)
     if not isinstance(left, Known) or not isinstance(left.value, int) or right.forwards or right.born:
         return state.opaque(("Mod", key_of(left), right.key), state.recorder.text(node), left, right, gates=frozenset({root}))
-    value = divisor.value if divisor is not None and divisor.value else PERIOD
+    value = divisor.value if divisor is not None and divisor.value else state.world.period
     return Known(left.value % int(value), left.roots | {root}, None, left.gates | {root})
 
 

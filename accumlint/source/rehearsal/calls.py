@@ -214,6 +214,8 @@ class Calls(State):
             return False
         if self.index.kinds(node):
             return not (is_test(node) and Kind.BACKWARD in self.index.kinds(node))
+        if self.index.keeps_books(node):
+            return True
         return self.index.size(node) <= SMALL_FUNCTION or self.index.mentions_loss(node) or self.index.is_generator(node)
 
     def _not_followed(self, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> Value:

@@ -32,7 +32,7 @@ class Conditions(State):
 
     def _rest_of(self, node: ast.If, rest: Sequence[ast.stmt]) -> Signal | None:
         """What follows an early `continue` happens under its condition."""
-        if not self.index.kinds(rest):
+        if not self.index.kinds(rest) and not self.index.keeps_books(rest):
             return self.block(rest)
         with self.guarded(node, self.last_test, holds=False):
             return self.block(rest)
@@ -105,7 +105,7 @@ class Conditions(State):
     def _guarded(self, node: ast.If, body: Sequence[ast.stmt], test: Value, holds: bool) -> Signal | None:
         if not body:
             return None
-        if not self.index.kinds(node):
+        if not self.index.kinds(node) and not self.index.keeps_books(node):
             return self.block(body)
         with self.guarded(node, test, holds=holds):
             return self.block(body)
@@ -156,6 +156,8 @@ class Conditions(State):
             holds = self.truth(test, prefers, flips=bool(kinds or other) or returns, weight=len(kinds | other))
         elif kinds or other:
             holds = self.truth(test, len(kinds) >= len(other), weight=len(kinds | other))
+        elif self.index.keeps_books(node):
+            holds = self.truth(test, self.index.keeps_books(node.body), flips=False)
         else:
             return self._both(node, test)
         return self._guarded(node, node.body if holds else node.orelse, test, holds)
@@ -190,7 +192,10 @@ class Conditions(State):
         rest = self.index.following(node)
         after = self.index.kinds(rest)
         if not (kinds or other) and not (leaves or other_leaves):
-            return self._both(node, test)
+            if not self.index.keeps_books(node):
+                return self._both(node, test)
+            holds = self.index.keeps_books(node.body)
+            return self._guarded(node, node.body if holds else node.orelse, test, holds)
         normal_holds = not leaves if bool(leaves) != bool(other_leaves) else len(kinds) >= len(other)
         taken, left = (kinds, other) if normal_holds else (other, kinds)
         off = leaves if not normal_holds else other_leaves

@@ -69,6 +69,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
         self.models: dict[int, Value] = {}
         self.hooks: list[Value] = []
         self.in_hook = False
+        self.saving: ast.Call | None = None  # the call of a function of the source that saves, while it runs
         self.in_closure = False  # `optimizer.step(closure)` runs its closure now
         self.engines: list[str] = []
         self.backpropagated: set[int] = set()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from accumlint.source.reading.facts import ACCUMULATION_NAME
 from accumlint.source.rehearsal.values import Key, Root
 
-PERIOD = 5  # an unknown period (save every n steps): coprime to both values of K
 OUTER_TURNS = 2
 MOST_WORLDS = 10
 MOST_STEPS = 40_000
@@ -115,6 +114,11 @@ class World:
     @property
     def batches(self) -> int:
         return 2 * self.k + 1
+
+    @property
+    def period(self) -> int:
+        """An unknown period, such as that of checkpoints: coprime to K and to the length of a loader."""
+        return 2 * self.k - 1
 
     def number(self, root: Root) -> int | None:
         """The number that an open setting has in this world."""

@@ -1,4 +1,4 @@
-"""torch: the update. Backward, step, zero, clip, gradient scaling, schedulers, saving."""
+"""torch: the update. Backward, step, zero, clip, gradient scaling, schedulers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from accumlint.source.rehearsal.values import (
     Instance,
     Items,
     Known,
-    Mapping,
     Opaque,
     Thing,
     Value,
@@ -343,13 +342,6 @@ def amp_initialize(state: Machine, call: Call) -> Value | None:
     return call.args[0] if optimizers is None else Items([call.args[0], optimizers], "tuple")
 
 
-def save(state: Machine, call: Call) -> Value | None:
-    saved = state.force(call.args[0]) if call.args else NONE
-    options = frozenset({"optimizer"}) if isinstance(saved, Mapping) and any("optim" in str(key) for key in saved.items) else frozenset()
-    state.recorder.emit(Kind.SAVE, call.node, options=options)
-    return NONE
-
-
 def clear_gradient(state: Machine, call: Call) -> Value | None:
     """`p.grad.zero_()` and `p.grad.detach_()`."""
     owner = state.force(receiver_of(call) or NONE)
@@ -398,7 +390,6 @@ FUNCTIONS: dict[str, Handler] = {
     "GradScaler": make_scaler,
     "loss_scaler": helper_scaler,
     "initialize": amp_initialize,
-    "save": save,
     "scale_grads": scale_all,
     "_foreach_mul_": scale_all,
     "_foreach_div_": scale_all,

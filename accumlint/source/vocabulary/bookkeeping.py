@@ -1,0 +1,164 @@
+"""What is kept beside the training: checkpoints that training resumes from, and averages of the weights."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from accumlint.source.reading.books import METRIC_NAME, SAVE_NAME, averages_by_name, blends
+from accumlint.source.reading.facts import terminal
+from accumlint.source.rehearsal.values import NONE, Function, Instance, Items, Mapping, Opaque, Thing, Value, make_actor
+from accumlint.source.vocabulary.base import Handler, as_actor, parameters_owner, receiver_of, role_of
+from accumlint.trace import Kind, Role
+
+if TYPE_CHECKING:
+    from accumlint.source.rehearsal.machine import Machine
+    from accumlint.source.rehearsal.state import Call
+
+OPTIMIZER_STATE = "optimizer-state"
+MOVING = "moving"  # an average that one more update changes, unlike that of the ranks
+WHOLE_STATE = frozenset({"save_state", "save_training_state"})  # of engines: the optimizer's state is among what they save
+SAVER = re.compile(r"save|checkpoint|ckpt", re.IGNORECASE)
+DEEPEST = 3
+
+
+def save(state: Machine, call: Call) -> Value | None:
+    """`torch.save(…)` and whatever else saves, by its name."""
+    if isinstance(call.function, Function) or not SAVE_NAME.search(call.name):
+        return None
+    owner = state.force(receiver_of(call) or NONE)
+    if isinstance(owner, Instance) and owner.cls.find(call.name) is not None:
+        return None
+    whole = call.name in WHOLE_STATE or (call.name == "save_checkpoint" and role_of(state, owner) is Role.MODEL)
+    kept = whole or any(_holds_optimizer(state, value) for value in call.values)
+    state.recorder.emit(Kind.SAVE, state.saving or call.node, options=frozenset({OPTIMIZER_STATE}) if kept else frozenset())
+    return NONE
+
+
+def _holds_optimizer(state: Machine, value: Value, depth: int = 0) -> bool:
+    """Whether an optimizer, or its state, is in a value."""
+    value = state.force(value)
+    if depth > DEEPEST:
+        return False
+    if isinstance(value, Items):
+        return any(_holds_optimizer(state, item, depth + 1) for item in value.items)
+    if isinstance(value, Mapping):
+        return any(_holds_optimizer(state, item, depth + 1) for item in list(value.items.values()))
+    if isinstance(value, Opaque) and value.name == "state_dict":
+        return role_of(state, value.owner) is Role.OPTIMIZER
+    return role_of(state, value) is Role.OPTIMIZER
+
+
+def state_of(state: Machine, call: Call) -> Value | None:
+    """`optimizer.state_dict()`."""
+    owner = receiver_of(call)
+    if owner is None or role_of(state, owner) is not Role.OPTIMIZER:
+        return None
+    made = state.opaque(("state", state.key(owner)), state.recorder.text(call.node), name="state_dict")
+    made.owner = owner
+    return made
+
+
+def average(state: Machine, call: Call) -> Value | None:
+    """`ema.update(model)`, `averaged.update_parameters(model)`, `update_ema(ema_model, model)`."""
+    receiver = state.force(receiver_of(call) or NONE)
+    known = isinstance(call.function, Function)
+    if not (known or averages_by_name(call.name, _receiver_name(call))):
+        return None
+    if role_of(state, receiver) in {Role.OPTIMIZER, Role.SCALER, Role.SCHEDULER}:
+        return None
+    if any(isinstance(value, Opaque) and (value.forwards or value.weight is not None) for value in map(state.force, call.values)):
+        return None  # the average of a loss or of what a model gives
+    _emit(state, call)
+    return NONE
+
+
+def _receiver_name(call: Call) -> str:
+    return terminal(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else ""
+
+
+def _emit(state: Machine, call: Call) -> None:
+    state.recorder.emit(Kind.AVERAGE, call.node, options=frozenset({MOVING}))
+
+
+def taken(state: Machine, call: Call) -> Value | None:
+    """Functions of the source: one that averages is taken by its name, one that saves is followed and its call remembered."""
+    function = call.function
+    if not isinstance(function, Function) or state.index.kinds(function.node):
+        return None
+    if _averages(function, call):
+        return average(state, call)
+    if state.saving is not None or not SAVER.search(function.name) or not state.index.keeps_books(function.node):
+        return None
+    state.saving = call.node
+    try:
+        return state.call_function(function, call.args, call.keywords, call.node)
+    finally:
+        state.saving = None
+
+
+def _averages(function: Function, call: Call) -> bool:
+    """Whether a function of the source averages, by its name and that of its class or of the object."""
+    owner = function.owner.node.name if function.owner is not None else ""
+    receiver = _receiver_name(call)
+    return averages_by_name(function.name, receiver) or (averages_by_name(function.name, owner) and not METRIC_NAME.search(receiver))
+
+
+def shrunk(state: Machine, call: Call) -> Value | None:
+    """`p.mul_(decay)` of a parameter gives the parameter."""
+    owner = state.force(receiver_of(call) or NONE)
+    return owner if _module_of(state, owner) is not None else None
+
+
+def blend(state: Machine, call: Call) -> Value | None:
+    """A parameter is moved towards that of another module."""
+    if not blends(call.node):
+        return None
+    own = _module_of(state, receiver_of(call))
+    others = {uid for value in call.values for uid in _modules_in(state, value)}
+    if own is None or not others - {own}:
+        return None
+    _emit(state, call)
+    return receiver_of(call)
+
+
+def _modules_in(state: Machine, value: Value) -> set[int]:
+    value = state.force(value)
+    found = _module_of(state, value)
+    return {found} if found is not None else set()
+
+
+def _module_of(state: Machine, value: Value | None) -> int | None:
+    """The module that a parameter belongs to."""
+    current = value
+    while isinstance(current, Opaque) and current.owner is not None:
+        owner = parameters_owner(current.owner)
+        if owner is not None:
+            actor = as_actor(state, state.force(owner), Role.MODEL)
+            return None if actor is None else actor.uid
+        current = current.owner
+    return None
+
+
+def make_average(state: Machine, call: Call) -> Value | None:
+    """An object that keeps an average of the weights: neither the model that trains nor an optimizer."""
+    return Thing(make_actor(Role.OTHER, call.name))
+
+
+FUNCTIONS: dict[str, Handler] = dict.fromkeys(
+    ("AveragedModel", "EMAModel", "ExponentialMovingAverage", "ModelEma", "ModelEmaV2", "ModelEmaV3", "ModelEMA", "LitEma", "EMA"),
+    make_average,
+)
+METHODS: dict[str, Handler] = {
+    "state_dict": state_of,
+    "mul_": shrunk,
+    "add_": blend,
+    "lerp_": blend,
+    "copy_": blend,
+}
+
+
+def fallback(state: Machine, call: Call) -> Value | None:
+    """Calls that are known by the form of their names."""
+    return save(state, call) or average(state, call)
