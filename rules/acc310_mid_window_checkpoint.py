@@ -68,7 +68,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     seen: set[Place] = set()
     for window in trace.all_windows():
         own = view.own(window)
-        if len({one.micro_batch for one in own}) < 2 or window.step is None:
+        if not own or window.step is None:
             continue
         for save in window.of(Kind.SAVE):
             if save.place in seen or OPTIMIZER_STATE not in save.options or any(one.cause in UNPLANNED for one in save.guards):

@@ -164,7 +164,8 @@ def _modulo(state: State, left: Value, right: Opaque, node: ast.AST) -> Value:
     root = Root(right.key, right.text)
     if not isinstance(left, Known) or not isinstance(left.value, int) or right.forwards or right.born:
         return state.opaque(("Mod", key_of(left), right.key), state.recorder.text(node), left, right, gates=frozenset({root}))
-    value = divisor.value if divisor is not None and divisor.value else state.world.period
+    whole = right.weight is not None and right.weight.power(Quantity.ACCUMULATION) > 0  # `K * every`: a number of windows
+    value = divisor.value if divisor is not None and divisor.value else 2 * state.world.k if whole else state.world.period
     return Known(left.value % int(value), left.roots | {root}, None, left.gates | {root})
 
 

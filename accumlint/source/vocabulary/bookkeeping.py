@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.reading.books import METRIC_NAME, SAVE_NAME, averages_by_name, blends
 from accumlint.source.reading.facts import terminal
+from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.values import NONE, Function, Instance, Items, Mapping, Opaque, Thing, Value, make_actor
 from accumlint.source.vocabulary.base import Handler, as_actor, parameters_owner, receiver_of, role_of
 from accumlint.trace import Kind, Role
@@ -116,17 +117,12 @@ def blend(state: Machine, call: Call) -> Value | None:
     if not blends(call.node):
         return None
     own = _module_of(state, receiver_of(call))
-    others = {uid for value in call.values for uid in _modules_in(state, value)}
-    if own is None or not others - {own}:
+    read = (state.frame.find(part.id) for arg in call.node.args for part in walk(arg) if isinstance(part, ast.Name))
+    others = {_module_of(state, state.force(value)) for value in read if value is not None}
+    if own is None or not others - {own, None}:
         return None
     _emit(state, call)
     return receiver_of(call)
-
-
-def _modules_in(state: Machine, value: Value) -> set[int]:
-    value = state.force(value)
-    found = _module_of(state, value)
-    return {found} if found is not None else set()
 
 
 def _module_of(state: Machine, value: Value | None) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from accumlint.source.rehearsal.iterate import MOST_TURNS
 from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.values import NONE, Function, Known, Method, Opaque, Root, Thing, Value, actor_of, key_of
-from accumlint.source.rehearsal.worlds import OUTER_TURNS, PERIOD
+from accumlint.source.rehearsal.worlds import OUTER_TURNS
 from accumlint.source.vocabulary.ignite_supervised import Supervised
 from accumlint.source.vocabulary.played import entered, guarded, kinds_of, parameters_of, period, turn
 from accumlint.trace import Kind, Role
@@ -195,7 +195,7 @@ class _Run:
             root = value.root if isinstance(value, Known) else Root(value.key, value.text) if isinstance(value, Opaque) else None
             if root is not None and root.kind in {"setting", "constant"}:
                 self.state.world.knowledge.learn_accumulation(root)
-        number = period(self.state, value, PERIOD).value
+        number = period(self.state, value, self.state.world.period).value
         assert isinstance(number, int)
         return number
 

@@ -75,8 +75,8 @@ class _Doing:
             "update": lambda: self.emit(Kind.SCALER_UPDATE, scaler=self.scaler()),
             "zero": lambda: self.emit(Kind.ZERO, targets=self.optimizers()),
             "schedule": lambda: self.emit(Kind.SCHEDULE, targets=self.actors(Role.SCHEDULER)),
-            "save": lambda: self.emit(Kind.SAVE, options=frozenset({"optimizer"} if self.given(Role.OPTIMIZER) else ())),
-            "average": lambda: self.emit(Kind.AVERAGE),
+            "save": lambda: self.emit(Kind.SAVE, options=frozenset({"optimizer-state"} if self.given(Role.OPTIMIZER) else ())),
+            "average": lambda: self.emit(Kind.AVERAGE, options=frozenset({"moving"})),
         }
 
     def emit(self, kind: Kind, **fields: object) -> None:

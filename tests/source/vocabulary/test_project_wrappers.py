@@ -280,4 +280,4 @@ def test_saving_averaging_and_the_schedule() -> None:
     [trace] = traces(text, **{"mylib/finish": ("normalize", "step", "zero", "schedule", "average", "save")})
     assert shape(trace)[6:] == ["normalize", "step", "zero", "schedule", "average", "save"]
     assert [target.name for target in trace.of(Kind.SCHEDULE)[0].targets] == ["scheduler"]
-    assert trace.of(Kind.SAVE)[0].options == {"optimizer"}
+    assert trace.of(Kind.SAVE)[0].options == {"optimizer-state"}
