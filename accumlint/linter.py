@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accumlint.config import Configuration, Settings, shown
 from accumlint.source.reading.files import Candidate, Unreadable, find, reason
+from accumlint.source.reading.imports import Imports
+from accumlint.source.reading.leads import Leads
 from accumlint.source.reading.sieve import concerns
 
 if TYPE_CHECKING:
     from accumlint.findings import Finding
     from accumlint.source.cache import Cache, Result
     from accumlint.source.editing.ignores import Suppression
+    from accumlint.source.reading.library import Library
     from accumlint.source.reading.parse import Problem, Source
     from accumlint.workers import Lost
 
@@ -73,6 +76,7 @@ def lint_file(path: str, settings: Settings | None = None) -> list[Finding]:
 
 def lint_data(path: str, data: bytes, settings: Settings) -> tuple[Examined, list[str]]:
     """Everything that can be said of one file's content, in this process, and warnings; the path is absolute, or `-`."""
+    _forget()
     job = Job(path, data, settings, os.getcwd())
     examined, warnings = _opened(job, examine(job))
     return examined or Examined(path, settings, [], []), warnings
@@ -87,6 +91,7 @@ def lint_paths(
     force_exclude: bool = False,
 ) -> Outcome:
     """Everything that can be said of the files that the arguments mean. The cache is opened where it is of use."""
+    _forget()
     run = _Run(cache, thrifty=len(arguments) > FEW)
     for found in find(arguments, configuration, force_exclude=force_exclude):
         if isinstance(found, Unreadable):
@@ -111,6 +116,8 @@ class _Run:
         self.unreadable: list[Unreadable] = []
         self.warnings: list[str] = []
         self.cached = 0
+        self._bare: list[Candidate] = []  # files of which the cache says that they hold nothing by themselves
+        self._parts_changed = False  # whether a file changed that such files may hold a loop together with
 
     @property
     def cache(self) -> Cache | None:
@@ -142,10 +149,14 @@ class _Run:
             return
         extra = ""
         if not _interesting(data, found.settings):
-            if not found.named or _parses(data):
+            starts = leads(_roots(found.settings)).starts(found.path, data)
+            self._parts_changed |= starts or b"backward" in data or found.path.endswith("__init__.py")
+            if not starts and (not found.named or _parses(data)):
                 self._nothing_in(found, data)
                 return
-            extra = NAMED
+            extra = "" if starts else NAMED
+        else:
+            self._parts_changed = True
         cache = self.cache
         if cache is not None:
             mark = _mark(found) + extra
@@ -158,7 +169,9 @@ class _Run:
         if cache is None:
             return False
         if cache.is_bare(found.path):  # sieved only; a named file is parsed, too
-            return not (found.named or found.settings.wrappers) and self._known(found, cache.fresh(found.path, found.status, ""))
+            known = not (found.named or found.settings.wrappers) and self._known(found, cache.fresh(found.path, found.status, ""))
+            self._bare += [found] if known else []
+            return known
         mark = _mark(found)
         if not found.named:
             return self._known(found, cache.fresh(found.path, found.status, mark))
@@ -187,6 +200,8 @@ class _Run:
 
     def look_at(self, jobs: int) -> None:
         """Rehearses and judges what is left."""
+        if self._parts_changed:
+            self._look_again()
         pending = [(found, Job(found.path, data, found.settings, self.root), extra) for found, data, extra in self.pending]
         for at, payload in _examine_all([job for _, job, _ in pending], jobs):
             found, job, extra = pending[at]
@@ -195,13 +210,50 @@ class _Run:
                 from accumlint.source.cache import Result
 
                 kept = payload if _says_something(payload) else None
-                self.cache.put(found.path, found.status, _mark(found) + extra, job.data, Result(kept))
+                followed = tuple(os.path.join(job.root, each) for each in payload["followed"])
+                self.cache.put(found.path, found.status, _mark(found) + extra, job.data, Result(kept, followed))
+
+    def _look_again(self) -> None:
+        """Files that hold nothing by themselves, but may with one that changed."""
+        for found in self._bare:
+            try:
+                data = read(found.path)
+            except OSError:
+                continue
+            if leads(_roots(found.settings)).starts(found.path, data):
+                self.cached -= 1
+                self.pending.append((found, data, ""))
 
     def _take(self, job: Job, payload: dict[str, Any]) -> None:
         examined, warnings = _opened(job, payload)
         self.warnings.extend(warnings)
         if examined is not None:
             self.examined.append(examined)
+
+
+def _roots(settings: Settings) -> tuple[str, ...]:
+    """The source roots that a configuration file names."""
+    return settings.source_roots if settings.origin else ()
+
+
+@memoised
+def leads(roots: tuple[str, ...]) -> Leads:
+    """Tells which files of a project are parts of training loops, in this run."""
+    return Leads(Imports(roots))
+
+
+@memoised
+def library(roots: tuple[str, ...], wrappers: tuple[tuple[str, tuple[str, ...]], ...]) -> Library:
+    """What was read of a project's other files, in this run."""
+    from accumlint.source.reading.library import Library
+
+    return Library(leads(roots), prunes=not wrappers)
+
+
+def _forget() -> None:
+    """Begins a new run: files may have changed."""
+    leads.cache_clear()
+    library.cache_clear()
 
 
 def read(path: str) -> bytes:
@@ -292,6 +344,7 @@ def examine(job: Job) -> dict[str, Any]:
     findings: list[Finding] = []
     warnings: list[str] = []
     held: list[Suppression] = []
+    followed: list[str] = []
     gave_up = False
     try:
         with _limited(SECONDS):
@@ -300,43 +353,47 @@ def examine(job: Job) -> dict[str, Any]:
                 findings.append(_unreadable_file(parsed))
             else:
                 held = suppressions(parsed.text)
-                gave_up = _rehearse(parsed, job.settings, findings, warnings)
+                gave_up = _rehearse(parsed, job.settings, findings, warnings, followed)
     except TimeUp:
         gave_up = True
         warnings.append(f"gave up after {SECONDS} seconds; findings may be missing")
     except (MemoryError, RecursionError):
         gave_up = True
         warnings.append("too deep or too large to follow; findings may be missing")
-    return _payload(findings, held, gave_up, warnings, job)
+    return _payload(findings, held, gave_up, warnings, job, followed)
 
 
-def _rehearse(source: Source, settings: Settings, findings: list[Finding], warnings: list[str]) -> bool:
+def _rehearse(source: Source, settings: Settings, findings: list[Finding], warnings: list[str], followed: list[str]) -> bool:
     """Judges every training loop of a file; returns whether some loop could not be followed to the end."""
+    on_disk = os.path.isabs(source.path)
     data = source.text.encode("utf-8", "surrogatepass")
-    if not (concerns(data) or _wraps(data, settings)):
+    if not (concerns(data) or _wraps(data, settings) or (on_disk and leads(_roots(settings)).starts(source.path, data))):
         return False
-    gave_up = followed = False
+    gave_up = traced = False
     try:
         from accumlint.judge import judge_rehearsal
         from accumlint.rule import catalogue
+        from accumlint.source.reading.program import program_of
         from accumlint.source.rehearsal.rehearse import Options, rehearsals
 
         options = Options(accumulation_names=settings.accumulation_names, wrappers=settings.wrappers, objective=settings.objective)
         seen: set[tuple[str, str, int, int]] = set()
-        for rehearsal in rehearsals(source, options):
+        program = program_of(source, library(_roots(settings), settings.wrappers) if on_disk else None)
+        followed.extend(program.asked)
+        for rehearsal in rehearsals(program, options):
             for finding in judge_rehearsal(rehearsal, catalogue().values()):
                 if finding.key not in seen:
                     seen.add(finding.key)
                     findings.append(finding)
             traces = rehearsal.traces(3)
-            followed = followed or bool(traces)
+            traced = traced or bool(traces)
             gave_up = gave_up or bool(rehearsal.limits) or any(trace.limits or not trace.followed for trace in traces)
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # a bug here must not keep the rest of a tree from being linted
         warnings.append(f"internal error, please report it: {type(error).__name__}: {error} ({_where(error)})")
         return True
-    return gave_up or (not followed and "backward" in source.text)
+    return gave_up or (not traced and "backward" in source.text)
 
 
 def _where(error: BaseException) -> str:
@@ -363,12 +420,21 @@ def _lost(job: Job, lost: Lost) -> dict[str, Any]:
     return _payload([_unreadable_file(Problem(job.path, f"could not be linted: {lost.reason}"))], [], True, [], job)
 
 
-def _payload(findings: list[Finding], held: list[Suppression], gave_up: bool, warnings: list[str], job: Job) -> dict[str, Any]:
+def _payload(
+    findings: list[Finding], held: list[Suppression], gave_up: bool, warnings: list[str], job: Job, followed: Sequence[str] = ()
+) -> dict[str, Any]:
     from accumlint.source.codec import encode
 
     prefix = job.root.rstrip(os.sep) + os.sep
     coded = encode(findings, lambda path: path.removeprefix(prefix)) if findings else None
-    return {"findings": coded, "suppressions": held, "gave_up": gave_up, "warnings": warnings, "whole": not warnings}
+    return {
+        "findings": coded,
+        "suppressions": held,
+        "gave_up": gave_up,
+        "warnings": warnings,
+        "whole": not warnings,
+        "followed": [path.removeprefix(prefix) for path in followed],
+    }
 
 
 def _says_something(payload: dict[str, Any]) -> bool:

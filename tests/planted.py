@@ -30,7 +30,7 @@ def planted(source: Source) -> Iterator[Finding]:
             yield Finding(match[1], place, f"planted {match[1]}", confidence=Confidence[(match[2] or "high").upper()])
 
 
-def rehearse(source: Source, settings: Settings, findings: list[Finding], warnings: list[str]) -> bool:
+def rehearse(source: Source, settings: Settings, findings: list[Finding], warnings: list[str], followed: list[str]) -> bool:
     """Stands in for the linter's rehearsal."""
     from dataclasses import replace
 

@@ -15,7 +15,9 @@ from accumlint.cli.output import COLOR, coloured, width, write
 from accumlint.report.terminal import escape
 
 if TYPE_CHECKING:
+    from accumlint.config import Settings
     from accumlint.source.reading.parse import Source
+    from accumlint.source.reading.program import Program
     from accumlint.source.rehearsal.rehearse import Options
     from accumlint.trace import Trace
 
@@ -29,21 +31,25 @@ def show(target: str, color: str) -> int:
     """Draw every training loop of FILE, or those of one FUNCTION, as it is rehearsed.
 
     A column is a micro-batch, a row an event kind; the update stands at the end, then the tail. Below stand the weight of
-    a target as a formula, and what could not be followed. The exit status is 0 also where a loop has mistakes:
+    a target as a formula, what could not be followed, and which files were read. The exit status is 0 also where a loop has mistakes:
     `accumlint check` judges.
     """
+    from accumlint.config import nearest
+    from accumlint.report.show import followed
     from accumlint.report.show import show as drawn
 
     path, function = _split(target)
-    source = _read(path)
-    loops, limits = _loops(source, _options(path))
-    chosen = _chosen(source, loops, function) if function else [traces for _, traces in loops]
+    settings = nearest(os.path.dirname(os.path.abspath(path)))
+    program = _program(_read(path), settings)
+    loops, limits = _loops(program, _options(settings))
+    chosen = _chosen(program, loops, function) if function else [traces for _, traces in loops]
     if function and not chosen:
-        known = {_holder(source, trace) for _, traces in loops for trace in traces}
+        known = {_holder(program, trace) for _, traces in loops for trace in traces}
         raise click.UsageError(_no_such(function, path, sorted(known)))
     texts = [drawn(traces, width=width(), color=coloured(color), root=Path.cwd()) for traces in chosen]
     nothing = [f"no training loop found in {escape(path)}", *(f"  {escape(limit)}" for limit in limits)]
-    write("\n".join(texts) or "\n".join(nothing) + "\n")
+    trail = followed(tuple(program.kept), program.ends, width=width(), color=coloured(color), root=Path.cwd())
+    write(("\n".join(texts) or "\n".join(nothing) + "\n") + trail)
     return 0
 
 
@@ -72,21 +78,28 @@ def _read(path: str) -> Source:
     return source
 
 
-def _options(path: str) -> Options:
-    from accumlint.config import nearest
+def _options(settings: Settings) -> Options:
     from accumlint.source.rehearsal.rehearse import Options
 
-    settings = nearest(os.path.dirname(os.path.abspath(path)))
     return Options(accumulation_names=settings.accumulation_names, wrappers=settings.wrappers, objective=settings.objective)
 
 
-def _loops(source: Source, options: Options) -> tuple[list[tuple[str, Sequence[Trace]]], list[str]]:
+def _program(source: Source, settings: Settings) -> Program:
+    from accumlint.source.reading.imports import Imports
+    from accumlint.source.reading.leads import Leads
+    from accumlint.source.reading.library import Library
+    from accumlint.source.reading.program import program_of
+
+    return program_of(source, Library(Leads(Imports(settings.source_roots if settings.origin else ()))))
+
+
+def _loops(program: Program, options: Options) -> tuple[list[tuple[str, Sequence[Trace]]], list[str]]:
     """The function and the traces of every loop that holds a backward, and what could not be followed where there are none."""
     from accumlint.source.rehearsal.rehearse import rehearsals
 
     loops: list[tuple[str, Sequence[Trace]]] = []
     limits: list[str] = []
-    for rehearsal in rehearsals(source, options):
+    for rehearsal in rehearsals(program, options):
         traces = [trace for trace in rehearsal.traces(K) if trace.events or trace.limits]
         if traces:
             loops.append((rehearsal.function, traces))
@@ -95,11 +108,11 @@ def _loops(source: Source, options: Options) -> tuple[list[tuple[str, Sequence[T
     return loops, limits
 
 
-def _chosen(source: Source, loops: Sequence[tuple[str, Sequence[Trace]]], function: str) -> list[Sequence[Trace]]:
+def _chosen(program: Program, loops: Sequence[tuple[str, Sequence[Trace]]], function: str) -> list[Sequence[Trace]]:
     """The loops that were entered by a function, or that stand in it."""
     chosen: list[Sequence[Trace]] = []
     for entry, traces in loops:
-        inside = traces if _is(entry, function) else [trace for trace in traces if _is(_holder(source, trace), function)]
+        inside = traces if _is(entry, function) else [trace for trace in traces if _is(_holder(program, trace), function)]
         if inside:
             chosen.append(inside)
     return chosen
@@ -109,14 +122,16 @@ def _is(name: str, asked: str) -> bool:
     return name == asked or name.endswith(f".{asked}")
 
 
-def _holder(source: Source, trace: Trace) -> str:
+def _holder(program: Program, trace: Trace) -> str:
     """The name of the innermost function around a loop, after those of the classes and functions around it."""
+    from accumlint.source.reading.facts import FILE_LINES
+
     names: list[str] = []
-    pending: list[ast.AST] = [source.tree]
+    pending: list[ast.AST] = [ast.Module(program.statements_of(trace.path), [])]
     while pending:
         for child in ast.iter_child_nodes(pending.pop()):
             line, end = getattr(child, "lineno", None), getattr(child, "end_lineno", None)
-            if line is None or end is None or not line <= trace.place.line <= end:
+            if line is None or end is None or not line % FILE_LINES <= trace.place.line <= end % FILE_LINES:
                 continue
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 names.append(child.name)

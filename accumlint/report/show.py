@@ -35,6 +35,18 @@ def show(traces: Sequence[Trace], *, width: int, color: bool, root: Path) -> str
     return paint(lines, color=color) + "\n"
 
 
+def followed(files: Sequence[str], ends: Sequence[str], *, width: int, color: bool, root: Path) -> str:
+    """Which other files the loops were followed into, and where the trail ended; "" where there is neither."""
+    lines: list[Line] = []
+    wide = min(width, MAX_TEXT)
+    if files:
+        listed = ", ".join(escape(relative(path, root)) for path in files)
+        lines += paragraph(f"followed into {listed}", wide, first="  ", rest="    ")
+    for end in ends:
+        lines += paragraph(escape(end), wide, first="  ", rest="    ")
+    return paint([*lines, []], color=color) + "\n" if lines else ""
+
+
 def _heading(trace: Trace, width: int, root: Path) -> Iterator[Line]:
     where = f"{escape(relative(trace.path, root))}:{trace.place.line}"
     inside = "" if not trace.function or trace.function.startswith("<") else f" in `{escape(trace.function)}`"

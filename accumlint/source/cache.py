@@ -142,11 +142,10 @@ class Cache:
         return Result(payload) if isinstance(payload, dict) else None
 
     def _digest_of(self, path: str) -> str:
-        """The digest of another file, "" where it cannot be read."""
+        """The digest of another file, or of the names of modules in a folder, "" for what cannot be read."""
         if path not in self._digests:
             try:
-                with open(path, "rb") as file:
-                    self._digests[path] = digest(file.read())
+                self._digests[path] = _listing(path) if path.endswith(os.sep) else _content(path)
             except OSError:
                 self._digests[path] = ""
         return self._digests[path]
@@ -190,6 +189,16 @@ class Cache:
                     os.unlink(os.path.join(self.folder, name))
         except OSError:
             return
+
+
+def _content(path: str) -> str:
+    with open(path, "rb") as file:
+        return digest(file.read())
+
+
+def _listing(folder: str) -> str:
+    with os.scandir(folder) as listing:
+        return digest(*sorted(os.fsencode(entry.name) for entry in listing if entry.name.endswith(".py") or entry.is_dir()))
 
 
 def _status(status: os.stat_result) -> list[Any]:

@@ -15,6 +15,7 @@ from accumlint.trace import Kind
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 T = TypeVar("T")
+FILE_LINES = 1_000_000  # the lines of the file number n of a program begin at n times this
 Loop = ast.For | ast.AsyncFor | ast.While
 
 SCHEDULER_NAME = re.compile(r"sched|(^|_)lr(_|$)|warmup|lr_?policy|anneal", re.IGNORECASE)
@@ -70,13 +71,14 @@ class Facts:
         self.owner: dict[FunctionNode, ast.ClassDef] = {}
         self.usage: dict[str, set[str]] = defaultdict(set)
         self.augmented: set[str] = set()
-        self.assigned: dict[str, int] = defaultdict(int)
+        self.assigned: dict[tuple[int, str], int] = defaultdict(int)  # by file and name
         self.identifiers: set[str] = set()
         self.imported: set[str] = set()
         self.packages: set[str] = set()  # that are imported, by their first name
         self.words: dict[str, frozenset[Kind]] = {}  # calls of frameworks that bring about events
         self.loop_words: frozenset[str] = frozenset()
         self.tracked: frozenset[str] = TRACKED
+        self.renamed: dict[str, str] = {}  # what imports call otherwise
         self._kinds: dict[int, frozenset[Kind]] = {}
         self._loops: dict[int, bool] = {}
         self.texts: dict[int, str] = {}
@@ -119,7 +121,9 @@ class Facts:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self.functions[node.name].append(node)
             elif isinstance(node, ast.ClassDef):
-                self.classes[node.name] = node
+                known = self.classes.get(node.name)
+                if known is None or _file_of(known) == _file_of(node):  # of classes of the same name the file's own counts
+                    self.classes[node.name] = node
                 for member in node.body:
                     if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
                         self.methods[member.name].append(member)
@@ -143,6 +147,8 @@ class Facts:
             elif isinstance(node, ast.alias):
                 self.identifiers.update((node.name.rsplit(".", 1)[-1], node.asname or ""))
                 self.imported.add(node.asname or node.name.split(".")[0])
+                if node.asname:
+                    self.renamed[node.asname] = node.name.rsplit(".", 1)[-1]
             elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
                 self.augmented.update(part.id for part in walk(node.target) if isinstance(part, ast.Name))
 
@@ -157,7 +163,7 @@ class Facts:
                 self._assign(one, its)
             return
         name = terminal(target)
-        self.assigned[name] += 1
+        self.assigned[_file_of(target), name] += 1
         if any(isinstance(part, ast.BinOp) for part in walk(value)) and any(terminal(part) == name for part in walk(value)):
             self.augmented.add(name)
 
@@ -249,9 +255,14 @@ class Facts:
         """Whether a function forms a loss, so that following it can tell the weight."""
         return self.once("loss", node, _names_loss)
 
-    def is_open_constant(self, name: str) -> bool:
+    def is_open_constant(self, name: str, at: ast.AST) -> bool:
         """Whether a name is only ever given plain values: a setting, not a counter."""
-        return name not in self.augmented and self.assigned.get(name, 0) <= 1
+        return name not in self.augmented and self.assigned.get((_file_of(at), name), 0) <= 1
+
+
+def _file_of(node: ast.AST) -> int:
+    line: int = getattr(node, "lineno", 0)
+    return line // FILE_LINES
 
 
 def _names_loss(node: ast.AST) -> bool:

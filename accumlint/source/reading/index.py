@@ -39,6 +39,8 @@ class Index(Facts):
     def callees(self, node: ast.Call) -> list[FunctionNode]:
         """The functions of this file that a call can mean, by name."""
         name = terminal(node.func)
+        if name in self.renamed and name not in self.functions and name not in self.classes:
+            name = self.renamed[name]
         if isinstance(node.func, ast.Name):
             found: list[FunctionNode] = [function for function in self.functions.get(name, []) if function not in self.owner]
             if name in self.classes:

@@ -63,6 +63,16 @@ def holds_sign(data: bytes, signs: tuple[bytes, ...]) -> bool:
     return any(sign in data for sign in signs) and _REPEATED.search(data) is not None
 
 
+def calls_backward(data: bytes) -> bool:
+    """Whether something is called that does a backward."""
+    return _is_framework_entry(data) or (_reaches_backward(data) and _reaches_backward(_QUOTED.sub(b"''", data)))
+
+
+def calls_update(data: bytes) -> bool:
+    """Whether an update is called, or something that belongs to one."""
+    return _updates(data)
+
+
 def _is_framework_entry(data: bytes) -> bool:
     return any(entry in data and shown in data for entry, shown in FRAMEWORK_ENTRIES)
 

@@ -37,10 +37,15 @@ class _Piece:
             each.callers.append(self)
 
 
-def prune(tree: ast.Module, lines: tuple[str, ...]) -> bool:
-    """Takes the functions out of a tree that no training loop can reach; returns whether there is a training loop at all."""
+def prune(tree: ast.Module, lines: tuple[str, ...], leads: Iterable[str] = ()) -> bool:
+    """Takes the functions out of a tree that no training loop can reach; returns whether there is a training loop at all.
+
+    `leads` are names from other files, which may reach whatever is missing.
+    """
     cutter = _Cutter(lines)
     module = cutter.collect(tree)
+    for name in leads:
+        cutter.lead(name)
     cutter.link()
     pieces = (*cutter.functions.values(), *cutter.others)
     backward = _closure((piece for piece in pieces if piece.backward), "callers")
@@ -94,6 +99,13 @@ class _Cutter:
 
     def _text(self, statement: ast.stmt) -> str:
         return "\n".join(self.lines[_first_line(statement) - 1 : statement.end_lineno])
+
+    def lead(self, name: str) -> None:
+        """Adds a name from another file."""
+        piece = _Piece("")
+        piece.backward = piece.update = True
+        self.named[name].append(piece)
+        self.others.append(piece)
 
     def link(self) -> None:
         # By way of one piece a name: thousands of functions may share one, and thousands mention it.

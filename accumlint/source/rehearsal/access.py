@@ -16,6 +16,7 @@ from accumlint.source.rehearsal.values import (
     Known,
     Mapping,
     Method,
+    Module,
     Opaque,
     Root,
     Stream,
@@ -55,7 +56,7 @@ class Access(State):
             return self._thing_attribute(value, name)
         if isinstance(value, Opaque):
             return self.opaque_attribute(value, name)
-        return Method(value, name)
+        return self.module_attribute(value, name) if isinstance(value, Module) else Method(value, name)
 
     def opaque_attribute(self, value: Opaque, name: str) -> Value:
         known = value.attributes.get(name)

@@ -26,7 +26,7 @@ class Assignments(State):
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
         if name:
             self.christen(name, value)
-        if name and isinstance(node, ast.Constant) and (self.index.is_open_constant(name) or self._is_first_k(name)):
+        if name and isinstance(node, ast.Constant) and (self.index.is_open_constant(name, target) or self._is_first_k(name)):
             return self.named_constant(name, node, value)
         if name and isinstance(value, Opaque) and not value.text:
             value.text = name

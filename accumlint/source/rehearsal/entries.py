@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from accumlint.source.reading.facts import BACKWARD_NAMES, FunctionNode, terminal
+from accumlint.source.reading.facts import BACKWARD_NAMES, FILE_LINES, FunctionNode, terminal
 from accumlint.source.reading.index import Index
+from accumlint.source.reading.lineage import completed, lineage
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.sieve import TEST_CLASS, TEST_NAME
 from accumlint.trace import Kind
@@ -44,8 +45,14 @@ def module_reaches(index: Index) -> bool:
     return any(Kind.BACKWARD in index.kinds(node) for node in index.tree.body if not isinstance(node, definitions))
 
 
-def outermost(index: Index) -> list[FunctionNode]:
-    """The functions that reach a backward and something to judge, callers before those they call; not tests."""
+Entry = tuple[FunctionNode, ast.ClassDef | None]  # a function, and the class of which it is called as a method
+
+
+def outermost(index: Index) -> list[Entry]:
+    """The functions that reach a backward and something to judge, callers before those they call; not tests.
+
+    Those of the file itself, and those that its classes inherit from other files.
+    """
     tests = set(_inside_tests(index.tree))
     every = [function for functions in index.functions.values() for function in functions if id(function) not in tests]
     reaching = [function for function in every if Kind.BACKWARD in index.kinds(function) and index.kinds(function) & JUDGED]
@@ -57,10 +64,26 @@ def outermost(index: Index) -> list[FunctionNode]:
         if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     handed = {name for function in reaching for name in _handed(function)}
-    return sorted(
-        (function for function in reaching if id(function) not in nested),
-        key=lambda function: (id(function) in called or function.name in handed, function.lineno),
-    )
+    found: list[Entry] = [
+        (function, owner if (owner := index.owner.get(function)) is None else completed(index, owner))
+        for function in reaching
+        if id(function) not in nested and function.lineno < FILE_LINES
+    ]
+    found += inherited(index, {id(function) for function in reaching}, tests)
+    return sorted(found, key=lambda entry: (id(entry[0]) in called or entry[0].name in handed, entry[0].lineno))
+
+
+def inherited(index: Index, reaching: set[int], tests: set[int]) -> Iterator[Entry]:
+    """The methods that classes of the file have from those of other files."""
+    for cls in index.classes.values():
+        if cls.lineno >= FILE_LINES or is_test(cls):
+            continue
+        seen: set[str] = set()
+        for ancestor in lineage(index, cls):
+            for method in index.class_methods(ancestor):
+                if method.name not in seen and ancestor.lineno >= FILE_LINES and id(method) in reaching and id(method) not in tests:
+                    yield method, cls
+                seen.add(method.name)
 
 
 def _handed(function: ast.AST) -> Iterator[str]:

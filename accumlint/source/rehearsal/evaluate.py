@@ -58,7 +58,7 @@ class Expressions(Access, Comparisons):
         if node.id in BUILTINS:
             return Builtin(node.id)
         made = self.opaque(("name", node.id), node.id, name=node.id)
-        self.globals.names[node.id] = made
+        self.frame.top.names[node.id] = made
         return made
 
     def _eval_Attribute(self, node: ast.Attribute) -> Value:

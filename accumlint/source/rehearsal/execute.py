@@ -190,18 +190,6 @@ class Statements(Assignments, Conditions, Blocks):
                 made.members[statement.target.id] = self.named_constant(statement.target.id, statement.value, self.eval(statement.value))
         self._bind(node.name, made)
 
-    def _exec_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            name = alias.asname or alias.name.split(".")[0]
-            path = alias.name if alias.asname else alias.name.split(".")[0]
-            self._bind(name, self.opaque(("import", path), name, path=path, name=name))
-
-    def _exec_ImportFrom(self, node: ast.ImportFrom) -> None:
-        for alias in node.names:
-            name = alias.asname or alias.name
-            path = f"{'.' * node.level}{node.module or ''}.{alias.name}"
-            self._bind(name, self.opaque(("import", path), name, path=path, name=alias.name))
-
     # Conditions.
 
     # Blocks with a beginning and an end.

@@ -9,6 +9,7 @@ from typing import Any
 
 from accumlint.source.reading.facts import LOSS_WORDS, terminal
 from accumlint.source.reading.index import Index
+from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.versions import Allowed, allowed
 from accumlint.source.rehearsal.access import bind
@@ -19,6 +20,7 @@ from accumlint.source.rehearsal.evaluate import Expressions
 from accumlint.source.rehearsal.execute import Statements
 from accumlint.source.rehearsal.iterate import Iteration
 from accumlint.source.rehearsal.loops import Loops
+from accumlint.source.rehearsal.modules import Modules
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.rehearsal.state import Call
 from accumlint.source.rehearsal.values import (
@@ -57,12 +59,15 @@ VERB = re.compile(
 )
 
 
-class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
+class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Modules):
     """Rehearses one module in one world."""
 
-    def __init__(self, index: Index, relevance: Relevance, recorder: Recorder, world: World, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, index: Index, relevance: Relevance, recorder: Recorder, world: World, vocabulary: Vocabulary, program: Program | None = None
+    ) -> None:
         restart_uids()
         super().__init__(index, relevance, recorder, world)
+        self.program = program
         self.vocabulary = vocabulary
         self.memory: dict[Any, Any] = {}  # what the frameworks remember of this rehearsal, each under keys of its own
         self.optimizers: list[Thing] = []
@@ -86,7 +91,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements):
     def allowed(self, package: str) -> Allowed:
         """The versions of a framework that the project of the module allows; what was asked for is shown with the trace."""
         if package not in self.versions:
-            self.versions[package] = allowed(self.recorder.path, package)
+            self.versions[package] = allowed(self.recorder.program.path, package)
         return self.versions[package]
 
     def call(self, call: Call) -> Value:

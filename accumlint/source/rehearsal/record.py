@@ -6,6 +6,8 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
+from accumlint.source.reading.facts import FILE_LINES
+from accumlint.source.reading.program import Program
 from accumlint.source.rehearsal.values import Value
 from accumlint.source.rehearsal.worlds import MOST_EVENTS, OutOfSteps
 from accumlint.trace import Event, Evidence, Guard, Kind, Place, Turn
@@ -38,6 +40,12 @@ def _as_unparsed(node: ast.AST) -> str:
         return ""
 
 
+def _column(lines: tuple[str, ...], line: int, offset: int) -> int:
+    """The 1-based column of an offset."""
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    return offset + 1 if text.isascii() else len(text.encode()[:offset].decode(errors="replace")) + 1
+
+
 def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
@@ -46,8 +54,7 @@ def _shortened(text: str) -> str:
 class Recorder:
     """The events so far, and the loops and conditions that are open around the statement being rehearsed."""
 
-    path: str
-    lines: tuple[str, ...]
+    program: Program
     events: list[Event] = field(default_factory=list)
     turns: list[OpenTurn] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
@@ -60,12 +67,16 @@ class Recorder:
         line = getattr(node, "lineno", 1)
         end = getattr(node, "end_lineno", line) or line
         first, last = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0) or 0
-        return Place(self.path, line, self._column(line, first), end, self._column(end, last))
+        return self.place_of(line, first, end, last)
 
-    def _column(self, line: int, offset: int) -> int:
-        """The 1-based column of an offset, which the parser counts in bytes."""
-        text = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
-        return offset + 1 if text.isascii() else len(text.encode()[:offset].decode(errors="replace")) + 1
+    def place_of(self, line: int, first: int = 0, end: int | None = None, last: int | None = None) -> Place:
+        """Where a line of the program stands; offsets are as the parser counts them, in bytes."""
+        source = self.program.source_of(line)
+        start = line % FILE_LINES
+        if end is None or last is None:
+            return Place(source.path, start)
+        end %= FILE_LINES
+        return Place(source.path, start, _column(source.lines, start, first), end, _column(source.lines, end, last))
 
     def text(self, node: ast.AST) -> str:
         """The source of a node as one short line."""
@@ -77,9 +88,13 @@ class Recorder:
     def _as_written(self, node: ast.AST) -> str:
         """The text of a node that stands on one line; "" for others, and for nodes that the source does not hold."""
         line, end = getattr(node, "lineno", 0), getattr(node, "end_lineno", None)
-        if not isinstance(node, ast.expr) or line != end or not 0 < line <= len(self.lines):
+        if not isinstance(node, ast.expr) or line != end:
             return ""
-        text = self.lines[line - 1].encode()[node.col_offset : node.end_col_offset]
+        lines = self.program.source_of(line).lines
+        line %= FILE_LINES
+        if not 0 < line <= len(lines):
+            return ""
+        text = lines[line - 1].encode()[node.col_offset : node.end_col_offset]
         return " ".join(text.decode(errors="replace").split())
 
     def fact(self, name: str, node: ast.AST, text: str = "") -> None:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from accumlint.source.reading.facts import FunctionNode
+from accumlint.source.reading.facts import FILE_LINES, FunctionNode
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Source
+from accumlint.source.reading.program import LONG_FILE, Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.sieve import holds_sign, names_framework_entry
 from accumlint.source.reading.slices import prune
@@ -32,7 +33,6 @@ from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 
 DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
-LONG_FILE = 1_500  # lines; what training cannot reach is cut out of a longer file before anything walks over it
 MOST_RESTARTS = 12
 
 
@@ -49,12 +49,13 @@ class Options:
 class Rehearsal:
     """The training loops that one entry of a module reaches; `traces(k)` rehearses them."""
 
-    source: Source
+    program: Program
     index: Index
     relevance: Relevance
     options: Options
     vocabulary: Vocabulary
     entry: FunctionNode | None  # None: the module's own statements
+    owner: ast.ClassDef | None = None  # the class of which the entry is called as a method
     drive: Callable[[Machine, Function], None] | None = None  # how a framework calls the entry
     covered: set[int] = field(default_factory=set)  # ids of the backward calls that were reached
     entered: set[int] = field(default_factory=set)  # ids of the functions that were run
@@ -64,15 +65,17 @@ class Rehearsal:
 
     @property
     def path(self) -> str:
-        return self.source.path
+        return self.program.path
 
     @property
     def function(self) -> str:
         return self.entry.name if self.entry is not None else "<module>"
 
-    def started_at(self, entry: FunctionNode, drive: Callable[[Machine, Function], None] | None = None) -> Rehearsal:
-        """A rehearsal of the same module that starts elsewhere."""
-        return Rehearsal(self.source, self.index, self.relevance, self.options, self.vocabulary, entry, drive)
+    def started_at(
+        self, entry: FunctionNode, owner: ast.ClassDef | None, drive: Callable[[Machine, Function], None] | None = None
+    ) -> Rehearsal:
+        """A rehearsal of the same program that starts elsewhere."""
+        return Rehearsal(self.program, self.index, self.relevance, self.options, self.vocabulary, entry, owner, drive)
 
     @cached_property
     def place(self) -> Place:
@@ -121,9 +124,8 @@ class Rehearsal:
     def _run(self, world: World) -> Machine | None:
         """Rehearses in one world, again from the start whenever something is learnt."""
         for _ in range(MOST_RESTARTS):
-            machine = Machine(
-                self.index, self.relevance, Recorder(self.path, self.source.lines, texts=self.index.texts), world, self.vocabulary
-            )
+            recorder = Recorder(self.program, texts=self.index.texts)
+            machine = Machine(self.index, self.relevance, recorder, world, self.vocabulary, self.program)
             try:
                 self._enter(machine)
             except Restart:
@@ -152,16 +154,15 @@ class Rehearsal:
 
     def _enter(self, machine: Machine) -> None:
         if self.entry is None:
-            machine.block(self.source.tree.body)
+            machine.block(self.program.source.tree.body)
             return
         quiet = [
             node
-            for node in self.source.tree.body
+            for node in self.program.source.tree.body
             if not machine.index.kinds(node) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
         ]
         machine.block(quiet)
-        owner = self.index.owner.get(self.entry)
-        function = self._bound(machine, owner) if owner is not None else machine.globals.find(self.entry.name)
+        function = self._bound(machine, self.owner) if self.owner is not None else machine.globals.find(self.entry.name)
         if not isinstance(function, Function):
             function = machine.function(self.entry, None)
         assert isinstance(function, Function)
@@ -208,7 +209,7 @@ class Rehearsal:
     def _traces_of(self, machine: Machine, settings: tuple[tuple[str, str], ...]) -> Iterator[Trace]:
         alone = any(RANKS.search(text) for text, _ in settings)
         facts: dict[str, list[Evidence]] = {name: list(evidence) for name, evidence in machine.recorder.facts.items()}
-        for name, evidence in self.index.once("evidence", self.source.tree, lambda _: gather(self.index, machine.recorder)).items():
+        for name, evidence in self.index.once("evidence", self.index.tree, lambda _: gather(self.index, machine.recorder)).items():
             facts.setdefault(name, []).extend(evidence)
         for events in split_by_loop(machine.recorder.events):
             if not any(event.kind is Kind.BACKWARD for event in events):
@@ -220,9 +221,10 @@ class Rehearsal:
             own = {name: tuple(found) for name, found in facts.items() if not (alone and name == "distributed")}
             if _means_to_accumulate(events, accumulation):
                 own["means-to-accumulate"] = (Evidence(first.place, "K"),)
+            place = machine.recorder.place_of(line)
             yield Trace(
-                path=self.path,
-                place=Place(self.path, line),
+                path=place.path,
+                place=place,
                 function=self.function,
                 events=events,
                 accumulation=accumulation,
@@ -356,23 +358,36 @@ def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation |
     )
 
 
-def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehearsal]:
-    """A rehearsal for every outermost piece of the module that reaches a backward, or that a framework calls."""
+def _trains(program: Program) -> bool:
+    """Whether the files of a program call a backward and an update, or are called by a framework that does."""
+    source = program.source
+    if any(names_framework_entry(each.text) for each in program.sources()):
+        return True
+    return (program.backward and program.update) if program.kept else trains(source.tree)
+
+
+def rehearsals(source: Source | Program, options: Options | None = None) -> Iterator[Rehearsal]:
+    """A rehearsal for every outermost piece of a module that reaches a backward, or that a framework calls.
+
+    What it reaches may lie in the files that it is followed into.
+    """
+    program = source if isinstance(source, Program) else Program(source)
+    source = program.source
     chosen = options or Options()
     wraps = bool(chosen.wrappers) and holds_sign(source.text.encode("utf-8", "surrogatepass"), signs(chosen.wrappers))
-    if not wraps and not trains(source.tree) and not names_framework_entry(source.text):
+    if not wraps and not _trains(program):
         return
-    if len(source.lines) > LONG_FILE and not wraps and not prune(source.tree, source.lines):
+    if len(source.lines) > LONG_FILE and not wraps and not program.kept and not prune(source.tree, source.lines):
         return
-    index = Index(source.tree)
+    index = Index(program.tree())
     vocabulary = vocabulary_for(index, chosen.wrappers)
-    called = list(vocabulary.entries(index))
+    called = [each for each in vocabulary.entries(index) if each.function.lineno < FILE_LINES]
     driven = {id(each.function) for each in called}
-    entries = [entry for entry in outermost(index) if id(entry) not in driven]
+    entries = [(entry, owner) for entry, owner in outermost(index) if id(entry) not in driven]
     alone = module_reaches(index)
     if not entries and not alone and not called:
         return
-    begun = Rehearsal(source, index, Relevance(index), chosen, vocabulary, None)
+    begun = Rehearsal(program, index, Relevance(index), chosen, vocabulary, None)
     covered: set[int] = set()
     entered: set[int] = set()
 
@@ -384,16 +399,16 @@ def rehearsals(source: Source, options: Options | None = None) -> Iterator[Rehea
         yield done(begun)
         covered |= begun.covered
         entered |= begun.entered
-    for entry in entries:
+    for entry, owner in entries:
         own = reached(index, entry)
         if not own or own <= covered or (id(entry) in entered and own & covered):
             continue
-        rehearsal = done(begun.started_at(entry))
+        rehearsal = done(begun.started_at(entry, owner))
         yield rehearsal
         covered |= rehearsal.covered
         entered |= rehearsal.entered
     for each in called:
         if id(each.function) not in entered:
-            rehearsal = done(begun.started_at(each.function, each.drive))
+            rehearsal = done(begun.started_at(each.function, index.owner.get(each.function), each.drive))
             yield rehearsal
             entered |= rehearsal.entered

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accumlint.source.reading.index import Index
+from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.rehearsal.values import (
@@ -21,6 +22,7 @@ from accumlint.source.rehearsal.values import (
     Items,
     Key,
     Known,
+    Module,
     Opaque,
     Phi,
     Plan,
@@ -143,6 +145,8 @@ class State:
         self.relevance = relevance
         self.world = world
         self.globals = Frame()
+        self.program: Program | None = None  # the files that the rehearsed one was followed into
+        self.modules: dict[str, Frame] = {}  # the names of those that were imported so far, by path
         self.frame = self.globals
         self.steps = 0
         self.running: list[ast.AST] = []
@@ -225,6 +229,9 @@ class State:
     def method(self, receiver: Value, name: str, node: ast.AST) -> Value:
         raise NotImplementedError
 
+    def module_attribute(self, module: Module, name: str) -> Value:
+        raise NotImplementedError
+
     def each(self, value: Value, node: ast.AST, limit: int | None = None) -> list[Value]:
         raise NotImplementedError
 
@@ -235,7 +242,7 @@ class State:
     def _bind(self, name: str, value: Value) -> None:
         frame = self.frame
         if name in frame.declared_global:
-            frame = self.globals
+            frame = frame.top
         elif name in frame.declared_nonlocal and frame.parent is not None:
             outer = frame.parent
             while outer.parent is not None and name not in outer.names:

@@ -261,6 +261,15 @@ class Builtin(Value):
     name: str
 
 
+@dataclass(slots=True, eq=False)
+class Module(Value):
+    """A module of the project; `path` is its file, or its folder where it is a package without one."""
+
+    path: str
+    dotted: str
+    attributes: dict[str, Value] = field(default_factory=dict)
+
+
 def actor_of(value: Value | None) -> Actor | None:
     """The actor that a value is, if it takes part in training."""
     if isinstance(value, (Thing, Opaque, Instance)):
@@ -286,4 +295,6 @@ def key_of(value: Value) -> Key:
         return ("object", value.uid)
     if isinstance(value, Thing):
         return ("object", value.actor.uid)
+    if isinstance(value, Module):
+        return ("module", value.path)
     return ("object", id(value))

@@ -112,7 +112,7 @@ def _roots_in(state: Machine, value: Value, depth: int = 0) -> set[Root]:
     if isinstance(value, Items) and depth < 3:
         return {root for item in value.items for root in _roots_in(state, item, depth + 1)}
     if isinstance(value, Function) and depth < 3:
-        names = getattr(value.closure, "names", {}) if value.closure is not state.globals else {}
+        names = getattr(value.closure, "names", {}) if getattr(value.closure, "parent", None) is not None else {}
         return {root for one in list(names.values()) if isinstance(one, Known) for root in one.roots}
     return set()
 

@@ -1,0 +1,133 @@
+"""Finds the files of a project that import statements mean. Nothing outside the project's root is looked at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+MARKERS = frozenset({"pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg", "accumlint.toml"})  # what the root of a project holds
+HIGHEST = 16  # folders that are climbed in search of the root
+
+
+class Folders:
+    """The names in each folder that was asked about, listed once."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, frozenset[str]] = {}
+        self._roots: dict[str, str] = {}
+
+    def names(self, folder: str) -> frozenset[str]:
+        known = self._names.get(folder)
+        if known is None:
+            try:
+                known = frozenset(os.listdir(folder))
+            except OSError:
+                known = frozenset()
+            self._names[folder] = known
+        return known
+
+    def holds(self, folder: str, name: str) -> bool:
+        return name in self.names(folder)
+
+    def root(self, folder: str) -> str:
+        """The nearest folder above that a project begins at; without a mark of one, where the package begins."""
+        known = self._roots.get(folder)
+        if known is None:
+            known = self._roots[folder] = self._find_root(folder)
+        return known
+
+    def _find_root(self, folder: str) -> str:
+        current = folder
+        for _ in range(HIGHEST):
+            if self.names(current) & MARKERS:
+                return current
+            above = os.path.dirname(current)
+            if above == current:
+                break
+            current = above
+        current = folder
+        while self.holds(current, "__init__.py") and os.path.dirname(current) != current:
+            current = os.path.dirname(current)
+        return current
+
+
+class Imports:
+    """Resolves the imports of a project's files."""
+
+    def __init__(self, configured: Sequence[str] = ()) -> None:
+        self.folders = Folders()
+        self.configured = tuple(configured)
+        self._roots: dict[str, tuple[str, ...]] = {}
+        self._found: dict[tuple[str, str], tuple[str | None, frozenset[str]]] = {}
+        self.asked: set[str] = set()  # folders that answers rested on since somebody emptied this
+
+    def roots(self, folder: str) -> tuple[str, ...]:
+        """The folders in which the modules that a file of this folder imports are looked for: its own first, then upwards."""
+        known = self._roots.get(folder)
+        if known is None:
+            top = self.folders.root(folder)
+            above = [folder]
+            while above[-1] != top and os.path.dirname(above[-1]) != above[-1]:
+                above.append(os.path.dirname(above[-1]))
+            inside = [each for each in self.configured if each == top or each.startswith(top + os.sep)]
+            sources = [os.path.join(top, "src")] if self.folders.holds(top, "src") else []
+            known = self._roots[folder] = tuple(dict.fromkeys((folder, *inside, *above[1:], *sources)))
+        return known
+
+    def module(self, path: str, dotted: str, level: int = 0) -> str | None:
+        """The file of a module that is imported in `path`; for a package without `__init__.py` its folder, with a separator at its end."""
+        folder = os.path.dirname(path)
+        key = (folder, "." * level + dotted)
+        if key not in self._found:
+            others, self.asked = self.asked, set()
+            found = self._find(folder, dotted, level)
+            self._found[key] = found, frozenset(self.asked)
+            self.asked = others
+        found, asked = self._found[key]
+        self.asked |= asked
+        return found
+
+    def _find(self, folder: str, dotted: str, level: int) -> str | None:
+        parts = dotted.split(".") if dotted else []
+        if level:
+            top = self.folders.root(folder)
+            for _ in range(level - 1):
+                if folder == top:
+                    return None
+                folder = os.path.dirname(folder)
+            return self.below(folder, parts)
+        packages = None
+        for root in self.roots(folder):
+            found = self.below(root, parts)
+            if found is not None and not found.endswith(os.sep):
+                return found
+            packages = packages or found
+        return packages
+
+    def below(self, folder: str, parts: Sequence[str]) -> str | None:
+        """The file of a module below a folder, by the parts of its name."""
+        for part in parts[:-1]:
+            self.asked.add(folder)
+            if not self.folders.holds(folder, part):
+                return None
+            folder = os.path.join(folder, part)
+        self.asked.add(folder)
+        if parts:
+            last = parts[-1]
+            names = self.folders.names(folder)
+            inner = os.path.join(folder, last)
+            if last in names and (not self.folders.holds(inner, "__init__.py")) and f"{last}.py" in names:
+                return os.path.join(folder, f"{last}.py")
+            if last not in names:
+                return os.path.join(folder, f"{last}.py") if f"{last}.py" in names else None
+            folder = inner
+        names = self.folders.names(folder)
+        if "__init__.py" in names:
+            return os.path.join(folder, "__init__.py")
+        return folder + os.sep if names else None
+
+    def submodule(self, path: str, name: str) -> str | None:
+        """The module of that name in a package, which is given by its `__init__.py` or its folder."""
+        if path.endswith(os.sep):
+            return self.below(path.rstrip(os.sep), [name])
+        return self.below(os.path.dirname(path), [name]) if os.path.basename(path) == "__init__.py" else None

@@ -1,0 +1,110 @@
+"""The modules of a project that were read while others were followed into them, each read once in a run."""
+
+from __future__ import annotations
+
+import ast
+import os
+from dataclasses import dataclass
+
+from accumlint.source.reading.leads import Leads
+from accumlint.source.reading.outline import Imported, Outline
+from accumlint.source.reading.parse import Problem, parse
+
+MOST_BYTES = 400_000  # of one file that is followed into
+MOST_KEPT = 8_000_000  # bytes of the files that are kept in memory
+DEEPEST_CHAIN = 8  # re-exports
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Where a name comes from: a name of a module (`outline`), a whole module (`path`), or something outside of the project (`dotted`)."""
+
+    path: str = ""
+    name: str = ""
+    dotted: str = ""
+
+
+class Library:
+    """What is known of a project's modules."""
+
+    def __init__(self, leads: Leads, *, prunes: bool = True) -> None:
+        self.leads = leads
+        self.prunes = prunes  # whether long files are cut down to what the usual words of training reach
+        self.imports = leads.imports
+        self.problems: dict[str, str] = {}  # files that could not be read, and why
+        self._outlines: dict[str, Outline | None] = {}
+        self._count = 0
+        self._bytes = 0
+
+    def outline(self, path: str) -> Outline | None:
+        """The outline of a file of the project; None for one that cannot be read."""
+        if path not in self._outlines:
+            if self._bytes > MOST_KEPT:
+                self._outlines.clear()
+                self._bytes = 0
+            self._outlines[path] = self._read(path)
+        return self._outlines[path]
+
+    def _read(self, path: str) -> Outline | None:
+        try:
+            with open(path, "rb") as file:
+                data = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            self.problems[path] = (error.strerror or str(error)).lower()
+            return None
+        self._bytes += len(data)
+        if len(data) > MOST_BYTES:
+            self.problems[path] = "too large to be followed into"
+            return None
+        source = parse(data, path)
+        if isinstance(source, Problem):
+            self.problems[path] = source.message
+            return None
+        self._count += 1
+        return Outline(source, self._count)
+
+    def target(self, outline: Outline, node: Imported, alias: ast.alias) -> Definition | None:
+        """What an import brings; None where it cannot be told."""
+        if alias.name == "*":
+            return None
+        return self._target(outline.path, node, alias, 0)
+
+    def _target(self, path: str, node: Imported, alias: ast.alias, depth: int) -> Definition | None:
+        level, dotted = module_of(node, alias)
+        if not isinstance(node, ast.ImportFrom):
+            wanted = alias.name if alias.asname else alias.name.split(".")[0]
+            found = self.imports.module(path, wanted)
+            return Definition(found) if found is not None else Definition(dotted=wanted)
+        found = self.imports.module(path, dotted, level)
+        if found is None:
+            return Definition(dotted=f"{'.' * level}{dotted}.{alias.name}")
+        if found == path:  # `from . import engine` in the package's own file
+            inner = self.imports.submodule(path, alias.name)
+            return Definition(inner) if inner is not None else None
+        return self.define(found, alias.name, depth + 1)
+
+    def define(self, path: str, name: str, depth: int = 0) -> Definition | None:
+        """Where a module's name comes from, through re-exports."""
+        if depth > DEEPEST_CHAIN:
+            return None
+        outline = None if path.endswith(os.sep) else self.outline(path)
+        if outline is not None:
+            known = outline.imported.get(name)
+            if known is not None and len(outline.bindings.get(name, ())) == 1:
+                return self._target(path, known[0], known[1], depth + 1)
+            if name in outline.bindings:
+                return Definition(path, name)
+            for star in outline.stars:
+                found = self.imports.module(path, star.module or "", star.level)
+                inner = self.define(found, name, depth + 1) if found is not None else None
+                if inner is not None:
+                    return inner
+        module = self.imports.submodule(path, name)
+        return Definition(module) if module is not None else None
+
+
+def module_of(node: Imported, alias: ast.alias) -> tuple[int, str]:
+    """How far up an import begins, and the module that it names."""
+    if isinstance(node, ast.ImportFrom):
+        return node.level, node.module or ""
+    return 0, alias.name

@@ -1,0 +1,188 @@
+"""The outline of a module: its top-level statements, what each binds, what each mentions, and whether it matters to training."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+from accumlint.source.reading.facts import ACCUMULATION_NAME, BACKWARD_NAMES, CLIP_NAMES, FILE_LINES, LOSS_WORDS, TRACKED
+from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.parse import Source
+
+TRAINING_WORDS = (
+    BACKWARD_NAMES
+    | CLIP_NAMES
+    | TRACKED
+    | frozenset(
+        """
+        step zero_grad unscale_ grad accumulate gradient_state all_gather reduce_gradients init_process_group DistributedSampler
+        update loss_scaler train_batch train_step get_world_size world_size
+        """.split()
+    )
+)
+UPDATE_WORDS = frozenset(
+    {"step", "zero_grad", "no_sync", "train_batch", "loss_scaler", "require_backward_grad_sync", "set_requires_gradient_sync"}
+)
+EVIDENCE = re.compile(r"ignore_?index|pad_sequence|pad_token|[Cc]ollat|IGNORE|bucket", re.IGNORECASE)
+Imported = ast.Import | ast.ImportFrom
+
+
+class Piece:
+    """A top-level statement."""
+
+    def __init__(self, outline: Outline, node: ast.stmt) -> None:
+        self.outline = outline
+        self.node = node
+        self.names: set[str] = set()  # that it reads
+        self.attributes: dict[str, set[tuple[str, ...]]] = defaultdict(set)  # what is asked of a name, `a.b.c` as a: (b, c)
+        self.imports: list[Imported] = []
+        self.bases: set[str] = set()  # the last parts of the names of base classes
+        self.size = 0
+        self.backward = self.update = self.trains = self.matters = False
+        for part in walk(node):
+            self._note(part)
+        self.matters = self.matters or self.trains
+        self.is_model = isinstance(node, ast.ClassDef) and any(
+            isinstance(member, ast.FunctionDef) and member.name == "forward" for member in node.body
+        )
+
+    def _note(self, part: ast.AST) -> None:
+        if isinstance(part, ast.stmt):
+            self.size += 1
+        if isinstance(part, ast.Name):
+            self.names.add(part.id)
+            self._weigh(part.id)
+        elif isinstance(part, ast.Attribute):
+            self._weigh(part.attr)
+            self._chain(part)
+        elif isinstance(part, (ast.Import, ast.ImportFrom)):
+            self.imports.append(part)
+        elif isinstance(part, ast.ClassDef):
+            self.bases.update(base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in part.bases)
+        elif isinstance(part, (ast.arg, ast.keyword)):
+            self.matters = self.matters or bool(part.arg and (ACCUMULATION_NAME.search(part.arg) or EVIDENCE.search(part.arg)))
+        elif isinstance(part, ast.Constant) and (
+            part.value == 100 or (isinstance(part.value, str) and ACCUMULATION_NAME.search(part.value))
+        ):
+            self.matters = True
+
+    def _weigh(self, word: str) -> None:
+        if word in TRAINING_WORDS:
+            self.trains = True
+            self.backward = self.backward or word in BACKWARD_NAMES or word in {"loss_scaler", "train_batch"}
+            self.update = self.update or word in UPDATE_WORDS
+        elif not self.matters:
+            self.matters = bool(LOSS_WORDS.search(word) or ACCUMULATION_NAME.search(word) or EVIDENCE.search(word))
+
+    def _chain(self, node: ast.Attribute) -> None:
+        parts = [node.attr]
+        inner = node.value
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        if isinstance(inner, ast.Name):
+            self.attributes[inner.id].add(tuple(reversed(parts)))
+
+
+class Outline:
+    """A module of the project; `number` tells its lines from those of other modules."""
+
+    def __init__(self, source: Source, number: int = 0) -> None:
+        self.source = source
+        self.path = source.path
+        self.number = number
+        self._pieces: dict[int, Piece] = {}
+        if number:
+            _shift(source.tree, number * FILE_LINES)
+
+    @property
+    def is_package(self) -> bool:
+        return os.path.basename(self.path) == "__init__.py"
+
+    def piece(self, node: ast.stmt) -> Piece:
+        known = self._pieces.get(id(node))
+        if known is None:
+            known = self._pieces[id(node)] = Piece(self, node)
+        return known
+
+    @cached_property
+    def statements(self) -> list[ast.stmt]:
+        """The top-level statements that run when the module is imported."""
+        return [node for node in self.source.tree.body if not _is_script(node)]
+
+    @cached_property
+    def bindings(self) -> dict[str, list[ast.stmt]]:
+        """The top-level statements that bind each name."""
+        found: dict[str, list[ast.stmt]] = defaultdict(list)
+        for statement in self.statements:
+            for name in set(_bound(statement)):
+                found[name].append(statement)
+        return found
+
+    @cached_property
+    def imported(self) -> dict[str, tuple[Imported, ast.alias]]:
+        """The names that imports at the top level bind."""
+        found: dict[str, tuple[Imported, ast.alias]] = {}
+        for node in self.statements:
+            for part in _flat(node):
+                if isinstance(part, (ast.Import, ast.ImportFrom)):
+                    for alias in part.names:
+                        found[alias.asname or alias.name.split(".")[0]] = (part, alias)
+        return found
+
+    @cached_property
+    def stars(self) -> list[ast.ImportFrom]:
+        return [part for node in self.statements for part in _flat(node) if isinstance(part, ast.ImportFrom) and part.names[0].name == "*"]
+
+
+def _is_script(node: ast.stmt) -> bool:
+    """Whether a statement runs only where the file is the program."""
+    return isinstance(node, ast.If) and any(isinstance(part, ast.Name) and part.id == "__name__" for part in walk(node.test))
+
+
+def _flat(node: ast.stmt) -> Iterator[ast.stmt]:
+    """A statement and those in its blocks, not in the functions and classes that it defines."""
+    yield node
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return
+    for name in ("body", "orelse", "finalbody"):
+        for inner in getattr(node, name, ()):
+            yield from _flat(inner)
+    for handler in getattr(node, "handlers", ()):
+        for inner in handler.body:
+            yield from _flat(inner)
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    """The names that a top-level statement binds or changes."""
+    for part in _flat(node):
+        if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield part.name
+        elif isinstance(part, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name.split(".")[0] for alias in part.names)
+        elif isinstance(part, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
+            targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+            yield from (each.id for target in targets for each in walk(target) if isinstance(each, ast.Name))
+        elif isinstance(part, (ast.With, ast.AsyncWith)):
+            for item in part.items:
+                if isinstance(item.optional_vars, ast.Name):
+                    yield item.optional_vars.id
+        elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) and isinstance(part.value.func, ast.Attribute):
+            holder: ast.expr = part.value.func.value
+            if isinstance(holder, ast.Name):
+                yield holder.id  # `parser.add_argument(…)`, `TABLE.update(…)`
+
+
+def _shift(tree: ast.Module, lines: int) -> None:
+    """Moves a tree down, so that no line of it is a line of another file."""
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", None)
+        if line is not None:
+            node.lineno = line + lines  # type: ignore[attr-defined]
+            end = getattr(node, "end_lineno", None)
+            if end is not None:
+                node.end_lineno = end + lines  # type: ignore[attr-defined]

@@ -1,0 +1,260 @@
+"""A program: a file and what of the project's other files it reaches, as far as that matters to training.
+
+The statements of all its files stand in one tree, in which every line has a number of its own, so that whatever asks by
+name or by line works on several files as on one. Which name means what is kept by module.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from accumlint.source.reading.facts import FILE_LINES
+from accumlint.source.reading.library import Definition, Library
+from accumlint.source.reading.outline import Imported, Outline, Piece
+from accumlint.source.reading.parse import Source
+from accumlint.source.reading.slices import prune
+
+LONG_FILE = 1_500  # lines; what training cannot reach is cut out of a longer file before anything walks over it
+MOST_FILES = 30
+MOST_READ = 60  # files that are looked into
+MOST_STATEMENTS = 12_000
+DEEPEST = 6
+SMALL = 40  # statements: what is this small is followed even if it has no word of training
+BY_NAME = ("Scheduler", "Schedule", "LR")  # ends of the names of classes that are better known by their names
+WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "GradScaler"})
+
+
+@dataclass
+class Program:
+    """A file with what was followed. `links` tells by the id of an imported alias what it brings."""
+
+    source: Source
+    outlines: dict[str, Outline] = field(default_factory=dict)  # of the followed files, by path
+    kept: dict[str, list[ast.stmt]] = field(default_factory=dict)  # their statements that matter
+    links: dict[int, Definition] = field(default_factory=dict)
+    stars: dict[int, dict[str, Definition]] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()  # files and folders (with a separator at the end) that this rests on
+    ends: tuple[str, ...] = ()  # where the trail ended
+    library: Library | None = None
+    backward: bool = True  # whether some file of it calls a backward, and an update
+    update: bool = True
+
+    @property
+    def path(self) -> str:
+        return self.source.path
+
+    def tree(self) -> ast.Module:
+        """All statements: the file's own, then those of the followed ones."""
+        if not self.kept:
+            return self.source.tree
+        return ast.Module([*self.source.tree.body, *(node for nodes in self.kept.values() for node in nodes)], [])
+
+    def statements_of(self, path: str) -> list[ast.stmt]:
+        """The statements that are kept of a file."""
+        return self.source.tree.body if path == self.path else self.kept.get(path, [])
+
+    def sources(self) -> Iterator[Source]:
+        """The files, its own first."""
+        yield self.source
+        yield from (outline.source for outline in self.outlines.values())
+
+    def outline_of(self, line: int) -> Outline | None:
+        """The followed file that a line number belongs to; None for the program's own."""
+        number = line // FILE_LINES
+        return next((outline for outline in self.outlines.values() if outline.number == number), None) if number else None
+
+    def source_of(self, line: int) -> Source:
+        outline = self.outline_of(line)
+        return outline.source if outline is not None else self.source
+
+
+def program_of(source: Source, library: Library | None) -> Program:
+    """The program that starts at a file; of that file alone without a library."""
+    if library is None or not library.leads.imports_some(source.path, source.text.encode("utf-8", "surrogatepass")):
+        return Program(source)
+    main = Outline(source)
+    if len(source.lines) > LONG_FILE and library.prunes:
+        prune(source.tree, source.lines, _project_names(main, library))
+        main = Outline(source)
+    return _Builder(main, library).built()
+
+
+def _project_names(outline: Outline, library: Library) -> set[str]:
+    """The names that a file imports from files of its project."""
+    return {
+        name
+        for name, (node, alias) in outline.imported.items()
+        if (found := library.target(outline, node, alias)) is not None and not found.dotted
+    }
+
+
+class _Builder:
+    def __init__(self, main: Outline, library: Library) -> None:
+        self.library = library
+        library.imports.asked.clear()
+        self.main = main
+        self.program = Program(main.source, library=library)
+        self.pieces: dict[int, Piece] = {}  # demanded, by the id of the statement
+        self.order: list[Piece] = []
+        self.depth: dict[int, int] = {}
+        self.children: dict[int, set[int]] = defaultdict(set)
+        self.read: dict[str, Outline] = {main.path: main}
+        self.ends: dict[str, None] = {}
+        self.pending: deque[Piece] = deque()
+        self.exports: dict[str, set[str]] = {}
+
+    def built(self) -> Program:
+        own = [self._demand(self.main, node, 0, None) for node in self.main.source.tree.body]
+        while self.pending:
+            self._expand(self.pending.popleft())
+        kept = self._kept([piece for piece in own if piece is not None])
+        program = self.program
+        for path, outline in self.read.items():
+            if outline is not self.main and any(id(node) in kept for node in outline.source.tree.body):
+                program.outlines[path] = outline
+                program.kept[path] = [node for node in outline.source.tree.body if id(node) in kept or _is_import(node)]
+        program.asked = tuple(sorted(self._asked()))
+        program.ends = tuple(self.ends)
+        pieces = [piece for piece in self.order if piece.outline is self.main or id(piece.node) in kept]
+        program.backward = any(piece.backward for piece in pieces)
+        program.update = any(piece.update for piece in pieces)
+        return program
+
+    def _asked(self) -> Iterator[str]:
+        yield from (path for path in self.read if path != self.main.path)
+        yield from self.exports
+        yield from (folder.rstrip(os.sep) + os.sep for folder in self.library.imports.asked)
+
+    # What is demanded.
+    def _demand(self, outline: Outline, node: ast.stmt, depth: int, parent: Piece | None) -> Piece | None:
+        known = self.pieces.get(id(node))
+        if known is None:
+            if len(self.order) > MOST_STATEMENTS:
+                return None
+            known = self.pieces[id(node)] = outline.piece(node)
+            self.order.append(known)
+            self.depth[id(node)] = depth
+            self.pending.append(known)
+        if parent is not None:
+            self.children[id(parent.node)].add(id(node))
+        return known
+
+    def _expand(self, piece: Piece) -> None:
+        outline, depth = piece.outline, self.depth[id(piece.node)]
+        if _is_import(piece.node):
+            return  # what uses its names demands what they mean
+        for name in piece.names:
+            known = outline.imported.get(name)
+            if known is not None:
+                self._import(piece, *known)
+            elif outline.stars and name not in outline.bindings:
+                self._star(piece, name)
+            if outline is not self.main:
+                for node in outline.bindings.get(name, ()):
+                    if not _is_import(node):
+                        self._demand(outline, node, depth, piece)
+        for statement in piece.imports:
+            for alias in statement.names:
+                if (alias.asname or alias.name.split(".")[0]) in piece.names:
+                    self._import(piece, statement, alias)
+
+    def _import(self, piece: Piece, node: Imported, alias: ast.alias) -> None:
+        name = alias.asname or alias.name.split(".")[0]
+        found = self.program.links.get(id(alias)) or self.library.target(piece.outline, node, alias)
+        if found is None:
+            return
+        if found.dotted and not found.dotted.startswith(".") and not _renamed(node, alias, found):
+            return  # outside of the project
+        self.program.links[id(alias)] = found
+        self._reach(piece, found, name)
+
+    def _star(self, piece: Piece, name: str) -> None:
+        for star in piece.outline.stars:
+            path = self.library.imports.module(piece.outline.path, star.module or "", star.level)
+            found = self.library.define(path, name) if path is not None else None
+            if found is not None and not found.dotted:
+                self.program.stars.setdefault(id(star.names[0]), {})[name] = found
+                self._reach(piece, found, name)
+                return
+
+    def _reach(self, piece: Piece, found: Definition, name: str) -> None:
+        """Demands what an imported name means: a definition, or what is asked of a module."""
+        if found.dotted:
+            if found.dotted.startswith("."):
+                self.ends.setdefault(f"`{found.dotted.lstrip('.')}` could not be followed: no file of this project")
+        elif found.name:
+            self._define(piece, found)
+        else:
+            for chain in piece.attributes.get(name, ()):
+                self._member(piece, found.path, chain)
+
+    def _member(self, piece: Piece, path: str, chain: tuple[str, ...]) -> None:
+        found = self.library.define(path, chain[0])
+        if found is None or found.dotted:
+            return
+        self.exports.setdefault(path, set()).add(chain[0])
+        if found.name:
+            self._define(piece, found)
+        elif len(chain) > 1:
+            self._member(piece, found.path, chain[1:])
+
+    def _define(self, piece: Piece, found: Definition) -> None:
+        depth = self.depth[id(piece.node)] + (found.path != piece.outline.path)
+        outline = self.read.get(found.path) or self.library.outline(found.path)
+        if outline is None or depth > DEEPEST or (found.path not in self.read and len(self.read) >= MOST_READ):
+            why = self.library.problems.get(found.path, "too far from the file")
+            self.ends.setdefault(f"`{found.name}` could not be followed: {os.path.basename(found.path)}: {why}")
+            return
+        self.read.setdefault(found.path, outline)
+        for node in outline.bindings.get(found.name, ()):
+            if not _known_by_name(node):
+                self._demand(outline, node, depth, piece)
+
+    # What of it is kept.
+    def _kept(self, own: list[Piece]) -> set[int]:
+        """The ids of the demanded statements that matter, or lead to some that do."""
+        parents: dict[int, set[int]] = defaultdict(set)
+        for parent, children in self.children.items():
+            for child in children:
+                parents[child].add(parent)
+        matters = {id(piece.node) for piece in self.order if piece.matters}
+        pending = list(matters)
+        while pending:
+            for parent in parents[pending.pop()]:
+                if parent not in matters:
+                    matters.add(parent)
+                    pending.append(parent)
+        bases = {base for piece in self.order if id(piece.node) in matters or piece.outline is self.main for base in piece.bases}
+        kept: set[int] = set()
+        files: set[str] = set()
+        waiting = deque(own)
+        while waiting:
+            piece = waiting.popleft()
+            for number in self.children[id(piece.node)]:
+                inner = self.pieces[number]
+                small = inner.size <= SMALL and not inner.is_model
+                if number in kept or not (number in matters or small or getattr(inner.node, "name", "") in bases):
+                    continue
+                if inner.outline.path not in files and len(files) >= MOST_FILES:
+                    continue
+                files.add(inner.outline.path)
+                kept.add(number)
+                waiting.append(inner)
+        return kept
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
+def _known_by_name(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ClassDef) and (node.name.endswith(BY_NAME) or node.name in WRAPPERS)
+
+
+def _renamed(node: Imported, alias: ast.alias, found: Definition) -> bool:
+    """Whether a name comes from outside of the project through a module of it."""
+    return isinstance(node, ast.ImportFrom) and found.dotted != f"{'.' * node.level}{node.module or ''}.{alias.name}"
