@@ -13,13 +13,14 @@ from accumlint.config import Configuration, Settings, shown
 from accumlint.source.reading.files import Candidate, Unreadable, find, reason
 from accumlint.source.reading.imports import Imports
 from accumlint.source.reading.leads import Leads
-from accumlint.source.reading.sieve import concerns
+from accumlint.source.reading.sieve import concerns, holds_sign, may_concern_notebook
 
 if TYPE_CHECKING:
     from accumlint.findings import Finding
     from accumlint.source.cache import Cache, Result
     from accumlint.source.editing.ignores import Suppression
     from accumlint.source.reading.library import Library
+    from accumlint.source.reading.notebook import Cell
     from accumlint.source.reading.parse import Problem, Source
     from accumlint.workers import Lost
 
@@ -51,6 +52,7 @@ class Examined(NamedTuple):
     findings: list[Finding]
     suppressions: list[Suppression]
     gave_up: bool = False
+    cells: tuple[Cell, ...] = ()  # of a notebook
 
 
 class Outcome(NamedTuple):
@@ -148,10 +150,10 @@ class _Run:
             self.unreadable.append(Unreadable(found.path, reason(error)))
             return
         extra = ""
-        if not _interesting(data, found.settings):
+        if not _interesting(data, found):
             starts = leads(_roots(found.settings)).starts(found.path, data)
             self._parts_changed |= starts or b"backward" in data or found.path.endswith("__init__.py")
-            if not starts and (not found.named or _parses(data)):
+            if not starts and (not found.named or _parses(data, found.path)):
                 self._nothing_in(found, data)
                 return
             extra = "" if starts else NAMED
@@ -276,19 +278,37 @@ def _mark_of(settings: Settings, folder: str) -> str:
     return digest(own.encode(), os.fsencode(stamp(folder)))
 
 
-def _interesting(data: bytes, settings: Settings) -> bool:
+def _interesting(data: bytes, found: Candidate) -> bool:
     """Whether a file must be looked at: it holds a training loop or a suppression, or is no text."""
-    return concerns(data) or _wraps(data, settings) or b"\0" in data or not (data.isascii() or _is_utf8(data))
+    if found.path.endswith(".ipynb"):
+        return may_concern_notebook(data, _signs(found.settings)) and _is_interesting_notebook(data, found.settings)
+    return concerns(data) or _wraps(data, found.settings) or b"\0" in data or not (data.isascii() or _is_utf8(data))
+
+
+def _is_interesting_notebook(data: bytes, settings: Settings) -> bool:
+    code = _code(data)
+    return code is None or concerns(code) or _wraps(code, settings)
+
+
+def _code(data: bytes) -> bytes | None:
+    """The program of a notebook, None where the file is no notebook."""
+    from accumlint.source.reading.notebook import Notebook, read_notebook
+
+    program = read_notebook(data)
+    return program.text.encode("utf-8", "surrogatepass") if isinstance(program, Notebook) else None
 
 
 def _wraps(data: bytes, settings: Settings) -> bool:
     """Whether a file names one of the wrappers of its project."""
+    return bool(settings.wrappers) and holds_sign(data, _signs(settings))
+
+
+def _signs(settings: Settings) -> tuple[bytes, ...]:
     if not settings.wrappers:
-        return False
-    from accumlint.source.reading.sieve import holds_sign
+        return ()
     from accumlint.source.vocabulary.project_wrappers import signs
 
-    return holds_sign(data, signs(settings.wrappers))
+    return signs(settings.wrappers)
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -299,9 +319,14 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _parses(data: bytes) -> bool:
+def _parses(data: bytes, path: str) -> bool:
     import warnings
 
+    if path.endswith(".ipynb"):
+        code = _code(data)
+        if code is None:
+            return False
+        data = code
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -345,6 +370,7 @@ def examine(job: Job) -> dict[str, Any]:
     warnings: list[str] = []
     held: list[Suppression] = []
     followed: list[str] = []
+    cells: tuple[Cell, ...] = ()
     gave_up = False
     try:
         with _limited(SECONDS):
@@ -352,7 +378,7 @@ def examine(job: Job) -> dict[str, Any]:
             if isinstance(parsed, Problem):
                 findings.append(_unreadable_file(parsed))
             else:
-                held = suppressions(parsed.text)
+                held, cells = suppressions(parsed.text), parsed.cells
                 gave_up = _rehearse(parsed, job.settings, findings, warnings, followed)
     except TimeUp:
         gave_up = True
@@ -360,7 +386,7 @@ def examine(job: Job) -> dict[str, Any]:
     except (MemoryError, RecursionError):
         gave_up = True
         warnings.append("too deep or too large to follow; findings may be missing")
-    return _payload(findings, held, gave_up, warnings, job, followed)
+    return _payload(findings, held, gave_up, warnings, job, followed) | ({"cells": cells} if cells else {})
 
 
 def _rehearse(source: Source, settings: Settings, findings: list[Finding], warnings: list[str], followed: list[str]) -> bool:
@@ -407,7 +433,7 @@ def _unreadable_file(problem: Problem) -> Finding:
     from accumlint.findings import Finding, Severity
     from accumlint.trace import Place
 
-    place = Place(problem.path, problem.line, problem.column, problem.line, problem.column + 1)
+    place = Place(problem.path, problem.line, problem.column, problem.line, problem.column + 1, *problem.cell)
     return Finding("ACC000", place, problem.message, severity=Severity.ERROR)
 
 
@@ -448,11 +474,13 @@ def _opened(job: Job, payload: dict[str, Any]) -> tuple[Examined | None, list[st
         return None, warnings
     from accumlint.source.codec import decode
     from accumlint.source.editing.ignores import from_row
+    from accumlint.source.reading.notebook import Cell
 
     back = _back(job.root)
     findings = decode(payload["findings"], back) if payload["findings"] is not None else []
     held = [from_row(row) for row in payload["suppressions"]]
-    return Examined(job.path, job.settings, findings, held, payload["gave_up"]), warnings
+    cells = tuple(Cell(*row) for row in payload.get("cells", ()))
+    return Examined(job.path, job.settings, findings, held, payload["gave_up"], cells), warnings
 
 
 def _back(root: str) -> Callable[[str], str]:

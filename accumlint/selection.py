@@ -11,6 +11,7 @@ from accumlint.config import Configuration, Settings, known_rules
 from accumlint.findings import Confidence, Finding, Severity
 from accumlint.source.editing.ignores import UNUSED, Suppression, Unused, suppressing, suppressions, unused
 from accumlint.source.reading.files import patterns
+from accumlint.source.reading.notebook import cell_at
 from accumlint.trace import Place
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _unused(one: Examined, findings: list[Finding], levels: dict[str, str], thre
     for each in unused(
         one.suppressions, findings, known_rules(), lambda code: selection.enabled(code, by_default=_on_by_default(code, levels))
     ):
-        finding = _finding(one.path, each, severity)
+        finding = _finding(one, each, severity)
         if _visible(finding, one.settings, thresholds):
             yield finding
 
@@ -129,9 +130,10 @@ def _on_by_default(code: str, levels: dict[str, str]) -> bool:
     return rule is not None and (code in levels or rule.severity > Severity.INFO)
 
 
-def _finding(path: str, each: Unused, severity: Severity) -> Finding:
+def _finding(one: Examined, each: Unused, severity: Severity) -> Finding:
     held = each.suppression
-    place = Place(path, held.line, held.column, held.line, held.end_column)
+    cell = cell_at(one.cells, held.line)
+    place = Place(one.path, held.line, held.column, held.line, held.end_column, *cell)
     what = f"`{each.code}` in this suppression" if each.code else f"`{held.text}`"
     help = "take it out" if each.code else "name the rules, as in `# accumlint: ignore[ACC101]`"
     return Finding(UNUSED, place, f"{what} {each.why}", help, severity=severity)

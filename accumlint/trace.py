@@ -81,6 +81,22 @@ class Place:
     column: int = 1
     end_line: int = 0
     end_column: int = 0
+    cell: int = 0  # of a notebook, counted over all its cells from 1
+    above: int = 0  # lines of the program of a notebook before that cell; `line` counts them
+
+    @property
+    def row(self) -> int:
+        """The line as people count: from the beginning of the file or of the cell."""
+        return self.line - self.above
+
+    @property
+    def end_row(self) -> int:
+        return (self.end_line or self.line) - self.above
+
+    @property
+    def spoken(self) -> str:
+        """The line, as a sentence names it."""
+        return f"line {self.row} of cell {self.cell}" if self.cell else f"line {self.line}"
 
 
 @dataclass(frozen=True, slots=True)

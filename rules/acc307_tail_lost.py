@@ -136,7 +136,7 @@ def _discarded(zeros: list[Event], before: Event, after: Event, turn: Turn) -> s
         starts_next = bool(within) and (within[0].line, within[0].entry) == (turn.line, turn.entry)
         if not starts_next and _positions(zero.turns[:depth]) == _positions(before.turns[:depth]):
             return ""
-    return f"`{zeros[0].text}` in line {zeros[0].place.line} discards their gradients before any step"
+    return f"`{zeros[0].text}` in {zeros[0].place.spoken} discards their gradients before any step"
 
 
 def _mixed(boundaries: Boundaries, first: Window, own: tuple[Event, ...], after: Event) -> str:

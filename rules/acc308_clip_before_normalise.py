@@ -74,7 +74,7 @@ def _clips_before(boundaries: Boundaries, window: Window, scaling: Event) -> Ite
         yield at(
             "ACC308",
             clip,
-            f"`{clip.text}` bounds the norm of a gradient that `{scaling.text}` in line {scaling.place.line} only normalises afterwards",
+            f"`{clip.text}` bounds the norm of a gradient that `{scaling.text}` in {scaling.place.spoken} only normalises afterwards",
             help="normalise the gradient first, then clip it",
             window=window,
             guilty=(clip, scaling),

@@ -77,7 +77,7 @@ def _summed(trace: Trace, window: Window, backward: Event) -> Iterator[Finding]:
         return
     additions = [one for one in window.of(Kind.RETAIN) if set(one.forwards) & set(backward.forwards) and one.index < backward.index]
     if additions:
-        message = f"`{additions[0].text}` keeps the graph of every micro-batch alive until `{backward.text}` in line {backward.place.line}"
+        message = f"`{additions[0].text}` keeps the graph of every micro-batch alive until `{backward.text}` in {backward.place.spoken}"
         yield at("ACC309", additions[0], message, help=FREE_EACH, window=window, guilty=(*additions, backward))
         return
     losses = [one.index for one in window.of(Kind.LOSS)]

@@ -110,7 +110,7 @@ def _zeroed(boundaries: Boundaries, window: Window, leak: Event, own: Iterable[E
 def _finding(boundaries: Boundaries, window: Window, leak: Event, sure: Confidence) -> Finding:
     name = window.optimizer.name if window.optimizer else "the optimizer"
     step = window.step or leak
-    message = f"`{leak.text}` also leaves gradients in the parameters of `{name}`, which `{step.text}` in line {step.place.line} follows"
+    message = f"`{leak.text}` also leaves gradients in the parameters of `{name}`, which `{step.text}` in {step.place.spoken} follows"
     confidence = min(sure, boundaries.confidence(window.optimizer, leak.index, step.index))
     return at("ACC314", leak, message, help=HELP, window=window, guilty=(leak, step), confidence=confidence)
 

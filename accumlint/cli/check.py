@@ -318,6 +318,7 @@ def _add_ignores(findings: list[Finding], reason: str) -> int:
     from functools import partial
 
     from accumlint.source.editing.ignores import add_ignores
+    from accumlint.source.editing.notebooks import NotEditableError, add_ignores_to_cells
     from accumlint.source.editing.rewrite import rewrite
 
     by_file: dict[str, dict[int, set[str]]] = {}
@@ -330,10 +331,13 @@ def _add_ignores(findings: list[Finding], reason: str) -> int:
     added, status = 0, 0
     for path, codes in by_file.items():
         try:
-            rewrite(path, partial(add_ignores, codes=codes, reason=reason))
+            rewrite(path, partial(add_ignores_to_cells if path.endswith(".ipynb") else add_ignores, codes=codes, reason=reason))
             added += sum(len(each) for each in codes.values())
         except OSError as error:
             warn(f"{shown(path)}: cannot be changed: {error.strerror}")
+            status = 2
+        except NotEditableError as error:
+            warn(f"{shown(path)}: not changed: {error}")
             status = 2
     write(f"Added {_counted(added, 'suppression')} in {_counted(len(by_file), 'file')}.\n")
     return status

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from accumlint.cli.output import COLOR, coloured, width, write
+from accumlint.report.paths import position
 from accumlint.report.terminal import escape
+from accumlint.trace import Place
 
 if TYPE_CHECKING:
     from accumlint.config import Settings
@@ -74,7 +76,8 @@ def _read(path: str) -> Source:
         raise click.ClickException(escape(f"{path}: cannot be read: {why}")) from None
     source = parse(data, os.path.abspath(path))
     if isinstance(source, Problem):
-        raise click.ClickException(escape(f"{path}:{source.line}:{source.column}: {source.message}"))
+        place = Place(path, source.line, source.column, 0, 0, *source.cell)
+        raise click.ClickException(escape(f"{path}:{position(place)}: {source.message}"))
     return source
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accumlint.findings import Finding, Severity
-from accumlint.report.paths import relative
+from accumlint.report.paths import position, relative
 from accumlint.report.terminal import escape
 from accumlint.report.text import Rules, Sources, name, severity
+from accumlint.trace import Place
 
 COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
@@ -23,16 +24,25 @@ def _command(finding: Finding, rules: Rules, root: Path) -> str:
     properties = {
         "title": f"accumlint ({finding.code} {name(finding, rules)})",
         "file": path,
+        **_lines(place),
+    }
+    text = f"{path}:{position(place)}: {finding.code} {finding.message}"
+    if finding.help:
+        text += f"\n  help: {finding.help}"
+    listed = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+    return f"::{COMMANDS[severity(finding, rules)]} {listed}::{_data(text)}"
+
+
+def _lines(place: Place) -> dict[str, str]:
+    """The lines of the file that are annotated: those of a notebook's cells are none of its JSON, so its first is."""
+    if place.cell:
+        return dict.fromkeys(("line", "col", "endLine", "endColumn"), "1")
+    return {
         "line": str(place.line),
         "col": str(place.column),
         "endLine": str(place.end_line or place.line),
         "endColumn": str(place.end_column or place.column),
     }
-    text = f"{path}:{place.line}:{place.column}: {finding.code} {finding.message}"
-    if finding.help:
-        text += f"\n  help: {finding.help}"
-    listed = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
-    return f"::{COMMANDS[severity(finding, rules)]} {listed}::{_data(text)}"
 
 
 def _data(text: str) -> str:

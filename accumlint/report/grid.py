@@ -223,8 +223,9 @@ def _source_of_weight(samples: dict[Key, list[Event]], events: list[Event]) -> N
 def _row(key: Key, events: list[Event], path: str, ambiguous: frozenset[str]) -> Row:
     first = events[0]
     where = "" if first.place.path == path else clip(escape(os.path.basename(first.place.path)), MAX_NAME) + ":"
-    lines = sorted({event.place.line for event in events})
-    place = f"{where}{lines[0]}" + ("…" if len(lines) > 1 and key[0] not in {"weight", "reduced"} else "")
+    lines = sorted({(event.place.cell, event.place.row) for event in events})
+    cell, row = lines[0]
+    place = f"{where}{f'{cell}:{row}' if cell else row}" + ("…" if len(lines) > 1 and key[0] not in {"weight", "reduced"} else "")
     if key[0] == "reduced":
         return Row(key, "reduced", derived=True)
     if key[0] == "weight":

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from accumlint import __version__
 from accumlint.findings import Applicability, Confidence, Edit, Finding, Severity
-from accumlint.report.paths import relative
+from accumlint.report.paths import position, relative
 from accumlint.report.text import Rules, Sources, name, severity, source_line
 from accumlint.report.words import note
 from accumlint.rule import Rule
@@ -103,7 +103,8 @@ def _result(finding: Finding, rules: Rules, listed: list[str], fingerprint: str,
 
 
 def _message(finding: Finding) -> str:
-    return f"{finding.message}\n{finding.help}" if finding.help else finding.message
+    where = f"{position(finding.place)}: " if finding.place.cell else ""
+    return f"{where}{finding.message}\n{finding.help}" if finding.help else f"{where}{finding.message}"
 
 
 def _flow(finding: Finding, root: Path) -> dict[str, Any]:
@@ -129,7 +130,10 @@ def _changes(edits: Iterable[Edit], root: Path) -> Iterable[dict[str, Any]]:
 
 
 def _location(place: Place, root: Path) -> dict[str, Any]:
-    return {"physicalLocation": {"artifactLocation": _artifact(place.path, root), "region": _region(place)}}
+    location: dict[str, Any] = {"physicalLocation": {"artifactLocation": _artifact(place.path, root), "region": _region(place)}}
+    if place.cell:
+        location["logicalLocations"] = [{"fullyQualifiedName": position(place), "kind": "cell"}]
+    return location
 
 
 def _artifact(path: str, root: Path) -> dict[str, str]:
@@ -140,6 +144,8 @@ def _artifact(path: str, root: Path) -> dict[str, str]:
 
 
 def _region(place: Place) -> dict[str, int]:
+    if place.cell:  # its lines are none of the notebook's JSON
+        return {"startLine": 1, "startColumn": 1}
     region = {"startLine": max(place.line, 1), "startColumn": max(place.column, 1)}
     if place.end_line:
         region["endLine"] = place.end_line

@@ -48,7 +48,8 @@ def followed(files: Sequence[str], ends: Sequence[str], *, width: int, color: bo
 
 
 def _heading(trace: Trace, width: int, root: Path) -> Iterator[Line]:
-    where = f"{escape(relative(trace.path, root))}:{trace.place.line}"
+    cell = f"cell {trace.place.cell}:" if trace.place.cell else ""
+    where = f"{escape(relative(trace.path, root))}:{cell}{trace.place.row}"
     inside = "" if not trace.function or trace.function.startswith("<") else f" in `{escape(trace.function)}`"
     yield [Span(where, Tone.STRONG), Span(inside)]
     accumulation = trace.accumulation
@@ -118,7 +119,7 @@ def _weights(formulas: dict[str, Weight], width: int) -> Iterator[Line]:
         yield [Span("  weight of a target at the backward: "), Span(formula, Tone.STRONG)]
         for factor in weight.factors:
             sign, meaning = factor_line(factor)
-            line = f" (line {factor.place.line})" if factor.place else ""
+            line = f" ({factor.place.spoken})" if factor.place else ""
             yield from paragraph(escape(meaning) + line, width, first=f"    {sign:<6} ", rest=" " * 11)
         if weight.mixed:
             yield [Span("    + …    terms of another weight were added")]

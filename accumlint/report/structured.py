@@ -33,8 +33,8 @@ def item(finding: Finding, rules: Rules, root: Path) -> dict[str, Any]:
         "filename": absolute(finding.place.path, root),
         "location": _start(finding.place),
         "end_location": _end(finding.place),
-        "cell": None,
-        "noqa_row": finding.noqa_line or finding.place.line,
+        "cell": finding.place.cell or None,
+        "noqa_row": (finding.noqa_line or finding.place.line) - finding.place.above,
         "url": None,
         "fix": _fix(finding.fix) if finding.fix else None,
         "settings": dict(finding.settings),
@@ -43,11 +43,11 @@ def item(finding: Finding, rules: Rules, root: Path) -> dict[str, Any]:
 
 
 def _start(place: Place) -> dict[str, int]:
-    return {"row": place.line, "column": place.column}
+    return {"row": place.row, "column": place.column}
 
 
 def _end(place: Place) -> dict[str, int]:
-    return {"row": place.end_line or place.line, "column": place.end_column or place.column}
+    return {"row": place.end_row, "column": place.end_column or place.column}
 
 
 def _fix(fix: Fix) -> dict[str, Any]:
@@ -62,7 +62,8 @@ def _event(event: Event, root: Path) -> dict[str, Any]:
     return {
         "kind": event.kind.value,
         "micro_batch": event.micro_batch,
-        "row": event.place.line,
+        "cell": event.place.cell or None,
+        "row": event.place.row,
         "column": event.place.column,
         "filename": absolute(event.place.path, root),
         "note": note(event),

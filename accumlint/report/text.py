@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from accumlint.findings import Confidence, Finding, Severity
-from accumlint.report.paths import relative
+from accumlint.report.paths import position, relative
 from accumlint.report.story import story
 from accumlint.report.terminal import TAB, Line, Span, Tone, cells, clip, escape, paint, paragraph
 from accumlint.report.timeline import draw
@@ -53,7 +53,7 @@ def in_one_line(finding: Finding, rules: Rules, root: Path) -> Line:
     place = finding.place
     return [
         Span(escape(relative(place.path, root)), Tone.STRONG),
-        Span(f":{place.line}:{place.column}: ", Tone.FRAME),
+        Span(f":{position(place)}: ", Tone.FRAME),
         Span(finding.code, TONES[level]),
         Span(f" {level} "),
         Span(escape(finding.message)),
@@ -91,10 +91,10 @@ def _head(finding: Finding, rules: Rules) -> Line:
 def _place(finding: Finding, sources: Sources, width: int, root: Path, tone: Tone) -> Iterable[Line]:
     """Where it is, and the source line with carets below it."""
     place = finding.place
-    where = f"{escape(relative(place.path, root))}:{place.line}:{place.column}"
+    where = f"{escape(relative(place.path, root))}:{position(place)}"
     function = finding.trace.function if finding.trace else ""
     inside = f" in `{escape(function)}`" if function and not function.startswith("<") else ""
-    gutter = max(len(str(place.line)), 2) + 1
+    gutter = max(len(str(place.row)), 2) + 1
     yield [Span("-" * (gutter - 1) + "> ", Tone.FRAME), Span(where), Span(inside, Tone.FRAME)]
     line = source_line(sources, place.path, place.line)
     if not line.strip():
@@ -106,7 +106,7 @@ def _place(finding: Finding, sources: Sources, width: int, root: Path, tone: Ton
     before, marked = escape(line[cut:start]), escape(line[start:end])
     room = width - gutter - 2
     yield [Span(" " * gutter + "|", Tone.FRAME)]
-    yield [Span(f"{place.line:>{gutter - 1}} | ", Tone.FRAME), Span(clip(escape(line[cut:].rstrip()), room))]
+    yield [Span(f"{place.row:>{gutter - 1}} | ", Tone.FRAME), Span(clip(escape(line[cut:].rstrip()), room))]
     carets = "^" * max(min(cells(marked), room - cells(before)), 1)
     if cells(before) < room:
         yield [Span(" " * gutter + "| ", Tone.FRAME), Span(" " * cells(before)), Span(carets, tone)]

@@ -1,4 +1,4 @@
-"""Which files are read: named ones always, and below a named folder every `*.py` that no exclude and no .gitignore leaves out."""
+"""Which files are read: named ones always, and below a named folder all Python files and notebooks that nothing leaves out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from functools import cache
 from typing import NamedTuple
 
 from accumlint.config import Configuration, Settings
+
+SUFFIXES = (".py", ".ipynb")
 
 
 class Candidate(NamedTuple):
@@ -93,7 +95,7 @@ def _walk(root: str, configuration: Configuration) -> Iterator[Candidate | Unrea
             if entry.is_dir(follow_symlinks=False):
                 if not excluded(entry.path) and not any(ignored(entry.path + "/") for ignored in ignores):
                     folders.append(entry.path)
-            elif entry.name.endswith(".py") and not excluded(entry.path) and not any(ignored(entry.path) for ignored in ignores):
+            elif entry.name.endswith(SUFFIXES) and not excluded(entry.path) and not any(ignored(entry.path) for ignored in ignores):
                 yield from _file(entry, settings)
         pending.extend((each, settings, ignores) for each in reversed(folders))
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from accumlint.source.reading.depth import limit_depth
+from accumlint.source.reading.notebook import Cell, Notebook, cell_at, is_notebook, read_notebook
 from accumlint.source.reading.text import Problem, decode
 
 __all__ = ["Problem", "Source", "parse"]
@@ -52,10 +53,23 @@ class Source:
     lines: tuple[str, ...]
     tree: ast.Module
     newer: bool = False
+    cells: tuple[Cell, ...] = ()  # of a notebook
 
 
 def parse(data: bytes, path: str) -> Source | Problem:
-    """The tree of a file, its depth capped."""
+    """The tree of a file, its depth capped; that of a notebook has the lines of all code cells."""
+    program = read_notebook(data) if is_notebook(path) else None
+    parsed = _parse(data, path)
+    if not isinstance(program, Notebook):
+        return parsed
+    return replace(parsed, cells=program.cells) if isinstance(parsed, Source) else _in_cell(parsed, program)
+
+
+def _in_cell(problem: Problem, program: Notebook) -> Problem:
+    return replace(problem, cell=cell_at(program.cells, problem.line))
+
+
+def _parse(data: bytes, path: str) -> Source | Problem:
     text = decode(data, path)
     if isinstance(text, Problem):
         return text

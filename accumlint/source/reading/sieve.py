@@ -53,6 +53,14 @@ def concerns(data: bytes) -> bool:
     return _trains(data) or _suppresses(data)
 
 
+def may_concern_notebook(data: bytes, signs: tuple[bytes, ...] = ()) -> bool:
+    """Whether the JSON of a notebook is worth reading: the words are there, in whatever form its strings are written."""
+    trains = (b"backward" in data or any(word in data for word in _BACKWARD_WORDS)) and (
+        b"step" in data or any(word in data for word in _UPDATE_WORDS)
+    )
+    return trains or _is_framework_entry(data) or any(sign in data for sign in signs) or _suppresses(data)
+
+
 def names_framework_entry(text: str) -> bool:
     """Whether a file holds what a framework calls in its own loop."""
     return _is_framework_entry(text.encode("utf-8", "surrogatepass"))

@@ -6,6 +6,8 @@ import codecs
 import re
 from dataclasses import dataclass
 
+from accumlint.source.reading.notebook import NO_CELL, Broken, Cell, is_notebook, read_notebook
+
 MAX_BYTES = 5_000_000
 MAX_LINES = 200_000
 # Memory follows the number of nodes, not of bytes: a megabyte of `1,1,1,…` makes half a million of them.
@@ -25,10 +27,13 @@ class Problem:
     message: str
     line: int = 1
     column: int = 1
+    cell: Cell = NO_CELL
 
 
 def decode(data: bytes, path: str) -> str | Problem:
-    """The text with `\\n` line ends and without a byte order mark."""
+    """The text with `\\n` line ends and without a byte order mark; of a notebook its program."""
+    if is_notebook(path):
+        return _of_notebook(data, path)
     if len(data) > MAX_BYTES:
         return Problem(path, f"too large: {len(data) / 1e6:.1f} MB, the limit is {MAX_BYTES / 1e6:.0f} MB")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -38,11 +43,28 @@ def decode(data: bytes, path: str) -> str | Problem:
         return Problem(path, "not Python source: the file contains null bytes", *_position(data, null))
     commas = data.count(b",")
     if commas > MAX_COMMAS:
-        return Problem(path, f"too large: {commas:,} commas, which is a table of data rather than a program")
+        return _too_many_commas(path, commas)
     text = _decode(data, path)
     if isinstance(text, Problem):
         return text
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _limited(text.replace("\r\n", "\n").replace("\r", "\n"), path)
+
+
+def _of_notebook(data: bytes, path: str) -> str | Problem:
+    program = read_notebook(data)
+    if isinstance(program, Broken):
+        return Problem(path, *program)
+    if "\0" in program.text:
+        return Problem(path, "not Python source: a cell contains null bytes")
+    commas = program.text.count(",")
+    return _too_many_commas(path, commas) if commas > MAX_COMMAS else _limited(program.text, path)
+
+
+def _too_many_commas(path: str, commas: int) -> Problem:
+    return Problem(path, f"too large: {commas:,} commas, which is a table of data rather than a program")
+
+
+def _limited(text: str, path: str) -> str | Problem:
     lines = text.count("\n")
     if lines > MAX_LINES:
         return Problem(path, f"too large: {lines:,} lines, the limit is {MAX_LINES:,}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accumlint.source.reading.facts import FILE_LINES
+from accumlint.source.reading.notebook import cell_at
 from accumlint.source.reading.program import Program
 from accumlint.source.rehearsal.values import Value
 from accumlint.source.rehearsal.worlds import MOST_EVENTS, OutOfSteps
@@ -74,9 +75,10 @@ class Recorder:
         source = self.program.source_of(line)
         start = line % FILE_LINES
         if end is None or last is None:
-            return Place(source.path, start)
+            return Place(source.path, start, 1, 0, 0, *cell_at(source.cells, start))
         end %= FILE_LINES
-        return Place(source.path, start, _column(source.lines, start, first), end, _column(source.lines, end, last))
+        first, last = _column(source.lines, start, first), _column(source.lines, end, last)
+        return Place(source.path, start, first, end, last, *cell_at(source.cells, start))
 
     def text(self, node: ast.AST) -> str:
         """The source of a node as one short line."""
