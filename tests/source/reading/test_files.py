@@ -26,7 +26,7 @@ def unreadable(*arguments: str) -> list[tuple[str, str]]:
 def test_python_files_below_a_folder_in_order(write: Write) -> None:
     for name in ("b.py", "a.py", "sub/d.py", "sub/c.py", "stub.pyi", "note.txt", "nb.ipynb"):
         write(name)
-    assert found(".") == ["a.py", "b.py", "sub/c.py", "sub/d.py"]
+    assert found(".") == ["a.py", "b.py", "nb.ipynb", "sub/c.py", "sub/d.py"]
 
 
 def test_a_file_is_found_once(write: Write) -> None:
