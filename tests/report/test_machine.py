@@ -38,6 +38,7 @@ def test_json(finding: Finding, rules: Rules, sources: Sources) -> None:
     assert trace[3] == {
         "kind": "backward",
         "micro_batch": 0,
+        "cell": None,
         "row": 7,
         "column": 13,
         "filename": str(ROOT.absolute() / "train.py"),
