@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache as memoised
@@ -10,10 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accumlint.config import Configuration, Settings, shown
+from accumlint.interest import interesting, parses, wraps
 from accumlint.source.reading.files import Candidate, Unreadable, find, reason
 from accumlint.source.reading.imports import Imports
 from accumlint.source.reading.leads import Leads
-from accumlint.source.reading.sieve import concerns, holds_sign, may_concern_notebook
+from accumlint.source.reading.sieve import concerns
 
 if TYPE_CHECKING:
     from accumlint.findings import Finding
@@ -150,10 +152,10 @@ class _Run:
             self.unreadable.append(Unreadable(found.path, reason(error)))
             return
         extra = ""
-        if not _interesting(data, found):
+        if not interesting(data, found):
             starts = leads(_roots(found.settings)).starts(found.path, data)
             self._parts_changed |= starts or b"backward" in data or found.path.endswith("__init__.py")
-            if not starts and (not found.named or _parses(data, found.path)):
+            if not starts and (not found.named or parses(data, found.path)):
                 self._nothing_in(found, data)
                 return
             extra = "" if starts else NAMED
@@ -256,6 +258,10 @@ def _forget() -> None:
     """Begins a new run: files may have changed."""
     leads.cache_clear()
     library.cache_clear()
+    _mark_of.cache_clear()
+    versions = sys.modules.get("accumlint.source.reading.versions")
+    if versions is not None:
+        versions.forget()
 
 
 def read(path: str) -> bytes:
@@ -276,64 +282,6 @@ def _mark_of(settings: Settings, folder: str) -> str:
 
     own = repr((settings.objective, settings.accumulation_names, settings.wrappers, settings.source_roots))
     return digest(own.encode(), os.fsencode(stamp(folder)))
-
-
-def _interesting(data: bytes, found: Candidate) -> bool:
-    """Whether a file must be looked at: it holds a training loop or a suppression, or is no text."""
-    if found.path.endswith(".ipynb"):
-        return may_concern_notebook(data, _signs(found.settings)) and _is_interesting_notebook(data, found.settings)
-    return concerns(data) or _wraps(data, found.settings) or b"\0" in data or not (data.isascii() or _is_utf8(data))
-
-
-def _is_interesting_notebook(data: bytes, settings: Settings) -> bool:
-    code = _code(data)
-    return code is None or concerns(code) or _wraps(code, settings)
-
-
-def _code(data: bytes) -> bytes | None:
-    """The program of a notebook, None where the file is no notebook."""
-    from accumlint.source.reading.notebook import Notebook, read_notebook
-
-    program = read_notebook(data)
-    return program.text.encode("utf-8", "surrogatepass") if isinstance(program, Notebook) else None
-
-
-def _wraps(data: bytes, settings: Settings) -> bool:
-    """Whether a file names one of the wrappers of its project."""
-    return bool(settings.wrappers) and holds_sign(data, _signs(settings))
-
-
-def _signs(settings: Settings) -> tuple[bytes, ...]:
-    if not settings.wrappers:
-        return ()
-    from accumlint.source.vocabulary.project_wrappers import signs
-
-    return signs(settings.wrappers)
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _parses(data: bytes, path: str) -> bool:
-    import warnings
-
-    if path.endswith(".ipynb"):
-        code = _code(data)
-        if code is None:
-            return False
-        data = code
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(data, "<file>", "exec", flags=0x400, dont_inherit=True)  # ast.PyCF_ONLY_AST, without importing ast
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
-        return False
-    return True
 
 
 def _examine_all(pending: list[Job], jobs: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -393,7 +341,7 @@ def _rehearse(source: Source, settings: Settings, findings: list[Finding], warni
     """Judges every training loop of a file; returns whether some loop could not be followed to the end."""
     on_disk = os.path.isabs(source.path)
     data = source.text.encode("utf-8", "surrogatepass")
-    if not (concerns(data) or _wraps(data, settings) or (on_disk and leads(_roots(settings)).starts(source.path, data))):
+    if not (concerns(data) or wraps(data, settings) or (on_disk and leads(_roots(settings)).starts(source.path, data))):
         return False
     gave_up = traced = False
     try:

@@ -34,6 +34,8 @@ class Leads:
 
     def starts(self, path: str, data: bytes) -> bool:
         """Whether a file that is no whole training loop itself imports one, or the part that it lacks."""
+        if path.endswith(".ipynb"):  # its bytes are JSON, and reading that of every notebook would cost more than it tells
+            return False
         if not any(word in data for word in _DRIVES) or _TEST_FILE.match(os.path.basename(path)):
             return False
         return calls_backward(data) or any(self._reaches(found, 1) for found in self._imported(path, data))
