@@ -51,18 +51,30 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """A summand of a loss, as the source spells it, with the weight that it has by now."""
+
+    weight: Weight
+    text: str = ""
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
     """The coefficient of one unit: the product of its factors. `mixed` when terms of different weight were added.
 
     `known` is False where the loss came out of a function that could not be followed: then a division in it may be hidden.
+    `terms` are the summands of a loss that is a sum, those of unknown weight included.
     """
 
     factors: tuple[Factor, ...] = ()
     mixed: bool = False
     known: bool = True
+    terms: tuple[Term, ...] = ()
 
     def times(self, *factors: Factor) -> Weight:
-        return replace(self, factors=self.factors + factors)
+        terms = tuple(replace(term, weight=term.weight.times(*factors)) for term in self.terms)
+        return replace(self, factors=self.factors + factors, terms=terms)
 
     def of(self, *quantities: Quantity) -> tuple[Factor, ...]:
         return tuple(factor for factor in self.factors if factor.quantity in quantities)

@@ -48,7 +48,16 @@ from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._division import Contribution, Normalised, accumulating, normalised, setting, varies, without_term_weights
+from accumlint.rules._division import (
+    COUNT_OFFERED,
+    Contribution,
+    Normalised,
+    accumulating,
+    normalised,
+    setting,
+    varies,
+    without_term_weights,
+)
 from accumlint.trace import Event, Kind, Place, Trace, Window
 from accumlint.weight import Quantity
 
@@ -63,7 +72,7 @@ def check(trace: Trace) -> Iterator[Finding]:
             evidence = varies(trace, each.weight)
             assert evidence is not None
             guilty, text = _division(each, window)
-            by_hand = any(not factor.implicit for factor in each.divisions)
+            by_choice = COUNT_OFFERED in each.backward.options or any(not factor.implicit for factor in each.divisions)
             yield at(
                 "ACC201",
                 each.backward,
@@ -72,7 +81,7 @@ def check(trace: Trace) -> Iterator[Finding]:
                 help="sum the losses and divide by the number of valid targets of the whole window, over all ranks",
                 window=window,
                 place=guilty,
-                severity=None if by_hand else Severity.INFO,
+                severity=None if by_choice else Severity.INFO,
             )
 
 

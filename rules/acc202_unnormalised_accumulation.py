@@ -49,7 +49,7 @@ from collections.abc import Iterator
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._division import Contribution, Normalised, accumulating, confidence, setting
+from accumlint.rules._division import TRUSTED, Contribution, Normalised, accumulating, confidence, setting
 from accumlint.trace import Accumulation, Kind, Trace, Window
 from accumlint.weight import Quantity
 
@@ -63,6 +63,8 @@ def check(trace: Trace) -> Iterator[Finding]:
     k = setting(trace)
     for window, contributions in accumulating(trace):
         for each in contributions:
+            if TRUSTED in each.backward.options:
+                continue  # the loss was to be divided by the count that is handed over: ACC209
             if _undivided(each, trace.accumulation) and not _divided_by_hook(trace, each):
                 text = each.backward.text or "the backward"
                 yield at(

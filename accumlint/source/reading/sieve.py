@@ -24,6 +24,9 @@ _REPEATED = re.compile(rb"\b(?:for|while|def|lambda)\b")
 FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = (
     (b"create_supervised_trainer", b"ignite"),
     (b"supervised_training_step", b"ignite"),
+    (b"def compute_loss", b"Trainer"),
+    (b"def training_step", b"num_items_in_batch"),
+    (b"compute_loss_func", b"Trainer"),
 )
 
 # Each alternative begins with a plain character, which lets the matcher leap from one to the next.

@@ -20,6 +20,9 @@ _UPDATE = re.compile(r"step\b|\bloss_scaler\b|\btrain_batch\b")
 # What a class that is mentioned brings along: what runs without being named.
 _UNNAMED = re.compile(r"__\w+__|forward|step|training_step")
 
+# What frameworks call in loops of their own: backward and update lie with them.
+_CALLED = re.compile(r"training_step|compute_loss")
+
 
 class _Piece:
     """A function, a method, or what a class or the module holds beside its functions."""
@@ -82,6 +85,8 @@ class _Cutter:
         for statement in holder.body:
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 piece = self.functions[statement] = _Piece(self._text(statement))
+                if _CALLED.fullmatch(statement.name):
+                    piece.backward = piece.update = True
                 self.named[statement.name].append(piece)
                 if _UNNAMED.fullmatch(statement.name):
                     unnamed.append(piece)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Root, Value, key_of
-from accumlint.weight import Factor, Quantity, Weight, add
+from accumlint.weight import Factor, Quantity, Term, Weight, add
 
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.state import State
@@ -22,6 +22,9 @@ WORLD_NAME = re.compile(
     r"world_size|num_processes|n_?gpus?$|num_gpus|dp_size|num_replicas|ddp_world|nprocs|(^|_)world$|dp_degree|data_parallel_size",
     re.IGNORECASE,
 )
+
+ADDED = re.compile(r"loss|penalt|regulari|(^|_|\.)(reg|aux|kl)(_|$|\()|entropy|diverg", re.IGNORECASE)  # what is added to a loss
+TOLD_THE_COUNT = "window-count"  # cause of what a framework's count of the window's targets was given to
 
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -303,7 +306,7 @@ def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: 
     terms = [side for side in (left, right) if isinstance(side, Opaque)]
     losses = [term for term in terms if term.forwards and term.weight is not None]
     if losses:
-        made.weight = add(term.weight for term in losses)
+        made.weight = _with_terms(state, add(term.weight for term in losses), (left, right), node)
         made.reduced = all(term.reduced for term in losses)
         made.scaler = next((term.scaler for term in losses if term.scaler is not None), None)
         return made
@@ -316,6 +319,23 @@ def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: 
         made.born = frozenset()
         made.reduced = True
     return made
+
+
+def _with_terms(state: State, weight: Weight | None, sides: tuple[Value, Value], node: ast.AST) -> Weight | None:
+    """The weight of a sum with its summands: the losses in it, and what is added to them without being followed."""
+    terms: list[Term] = []
+    for side, is_right in zip(sides, (False, True), strict=True):
+        if not isinstance(side, Opaque):
+            continue
+        if side.weight is not None and side.weight.terms:
+            terms.extend(side.weight.terms)
+        elif (side.weight is not None and side.forwards) or ADDED.search(side.text):
+            operand = _operand(node, is_right)
+            hidden = side.weight is None or TOLD_THE_COUNT in side.causes
+            own = replace(side.weight or Weight(), known=not hidden and side.weight is not None and side.weight.known)
+            told = (Factor(Quantity.UNKNOWN, -1),) if TOLD_THE_COUNT in side.causes and not own.factors else ()
+            terms.append(Term(own.times(*told), state.recorder.text(operand), state.recorder.place(operand)))
+    return replace(weight, terms=tuple(terms)) if weight is not None and len(terms) > 1 else weight
 
 
 def _count_sum(state: State, counts: list[Opaque], left: Value, right: Value, node: ast.AST) -> tuple[Quantity, Weight]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from accumlint.source.reading.nodes import walk
@@ -274,12 +275,26 @@ class Calls(State):
         if isinstance(known, Thing):
             return known
         instance = known if isinstance(known, Instance) else Instance(cls)
-        init = cls.find("__init__")
+        self._initialise(instance, call)
+        return instance
+
+    def begun(self, cls: Class, node: ast.Call) -> Value:
+        """An object of a class as far as its __init__ gets: with nothing given, that may raise where a run that trains does not."""
+        call = Call(node, cls.node.name, "", cls, None, [], {})
+        known = self.vocabulary.construct(self._machine, cls, call)
+        if isinstance(known, Thing):
+            return known
+        instance = known if isinstance(known, Instance) else Instance(cls)
+        with suppress(SourceRaised):
+            self._initialise(instance, call)
+        return instance
+
+    def _initialise(self, instance: Instance, call: Call) -> None:
+        init = instance.cls.find("__init__")
         if isinstance(init, Function):
             self.call_function(bind(init, instance), call.args, call.keywords, call.node)
         else:
-            self._fill_fields(cls, instance, call)
-        return instance
+            self._fill_fields(instance.cls, instance, call)
 
     def _fill_fields(self, cls: Class, instance: Instance, call: Call) -> None:
         """A dataclass or a named tuple takes its fields as arguments."""

@@ -191,7 +191,14 @@ class Comparisons(State):
             return self.boolean((left.value == right.value) is positive)
         if isinstance(right, Known) and right.value is None:
             if isinstance(left, Opaque):
-                if left.name == "grad" or left.forwards or left.born or actor_of(left) is not None or _is_moved(left):
+                if (
+                    left.name == "grad"
+                    or left.forwards
+                    or left.born
+                    or left.quantity is not None
+                    or actor_of(left) is not None
+                    or _is_moved(left)
+                ):
                     return self.boolean(not positive)
                 base = self.opaque(("none", left.key), f"{left.text} is None", left)
                 return base if positive else self.opaque(("not", base.key), f"{left.text} is not None", left, negated=base)

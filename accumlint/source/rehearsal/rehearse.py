@@ -179,7 +179,7 @@ class Rehearsal:
         if not isinstance(cls, Class):
             return None
         call = ast.copy_location(ast.Call(ast.Name(owner.name, ast.Load()), [], []), owner)
-        instance = machine.call_value(cls, [], call)
+        instance = machine.begun(cls, call)
         return machine.attribute(instance, self.entry.name, self.entry) if isinstance(instance, Instance) else None
 
     def _drive(self, machine: Machine, function: Function) -> None:

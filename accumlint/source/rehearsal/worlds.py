@@ -8,7 +8,7 @@ rehearsal, so that the whole of it is consistent.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from accumlint.source.reading.facts import ACCUMULATION_NAME
 from accumlint.source.rehearsal.values import Key, Root
@@ -139,6 +139,10 @@ class World:
         holds = self.forced.get(key, preference and not elsewhere and ALONE.search(text) is None)
         self.answers[key] = Answer(key, text, holds, flips and not elsewhere, weight)
         return holds
+
+    def settle(self) -> None:
+        """What was answered so far deserves no world of its own."""
+        self.answers = {key: replace(answer, flips=False) for key, answer in self.answers.items()}
 
     def settings(self) -> tuple[tuple[str, str], ...]:
         """The answers as a person reads them, the forced ones first."""

@@ -50,7 +50,7 @@ def backward(state: Machine, call: Call) -> Value | None:
     return emit_backward(state, call, owner)
 
 
-def emit_backward(state: Machine, call: Call, loss: Value, *options: str, factors: tuple[Factor, ...] = ()) -> Value:
+def emit_backward(state: Machine, call: Call, loss: Value, *options: str, factors: tuple[Factor, ...] = (), note: str = "") -> Value:
     """The backward of a loss (or of several), as an event of the call; `factors` are what the framework scales the loss by.
 
     Options: "replay" (of cached features), "scale-loss" (the context or the optimizer unscales by itself), "engine" (of an engine
@@ -91,6 +91,7 @@ def emit_backward(state: Machine, call: Call, loss: Value, *options: str, factor
         scaled=scaler is not None,
         retains_graph=isinstance(retains, Known) and bool(retains.value),
         options=frozenset(kinds),
+        note=note,
     )
     state.after_backward(event, call)
     return NONE
