@@ -1,4 +1,4 @@
-"""The Trainer of Transformers, and those of TRL that derive from it.
+"""Transformers: overrides of its Trainer and of those that derive from it, as in TRL, and losses that are given to one.
 
 The Trainer owns the loop: it collects K batches, counts their labels, and calls `training_step` for each. What it does with the
 loss depends on the release and on the model:
