@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.mutation.effects import observe, warm_up
+from tests.needs import can_run
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 UNREADABLE = "acc000_unreadable_file"  # scripts that no Python reads
@@ -18,7 +19,8 @@ TRIES = 2  # two ranks on a busy machine now and then miss each other
 
 
 def scripts(part: str = "") -> list[Path]:
-    return [path for path in sorted(FIXTURES.glob("*/*.py")) if part in str(path) and path.parent.name != UNREADABLE]
+    every = (path for path in sorted(FIXTURES.glob("*/*.py")) if part in str(path) and path.parent.name != UNREADABLE)
+    return [path for path in every if can_run(path)]
 
 
 def failures(paths: list[Path]) -> Iterator[str]:

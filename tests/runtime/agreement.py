@@ -19,6 +19,7 @@ from accumlint.findings import Severity
 from accumlint.rule import catalogue
 from accumlint.runtime.measure import Question, measurement
 from accumlint.verdict import Measurement, State
+from tests.needs import can_run
 from tests.runtime.runs import measure
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -62,7 +63,7 @@ class Compared:
 
 def scripts(parts: Sequence[str] = ("",)) -> list[Path]:
     chosen = (path for path in sorted(FIXTURES.glob("*/*.py")) if path.parent.name not in NO_LOOP)
-    return [path for path in chosen if any(part in str(path) for part in parts)]
+    return [path for path in chosen if any(part in str(path) for part in parts) and can_run(path)]
 
 
 def compare(path: Path) -> Compared:
