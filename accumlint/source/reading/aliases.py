@@ -19,7 +19,7 @@ def find_aliases(index: Index) -> dict[str, list[FunctionNode]]:
     found: dict[str, dict[FunctionNode, None]] = defaultdict(dict)
     for node in walk(index.tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            meant = _functions_in(index, node.value)
+            meant = functions_in(index, node.value)
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in (
                 (one for each in targets for one in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])) if meant else ()
@@ -29,11 +29,11 @@ def find_aliases(index: Index) -> dict[str, list[FunctionNode]]:
         elif isinstance(node, ast.Call):
             for name, value in _named_arguments(index, node):
                 if isinstance(value, (ast.Name, ast.Attribute, ast.Lambda)):
-                    found[name].update(dict.fromkeys(_functions_in(index, value)))
+                    found[name].update(dict.fromkeys(functions_in(index, value)))
     return {name: list(functions) for name, functions in found.items() if functions}
 
 
-def _functions_in(index: Index, value: ast.expr) -> list[FunctionNode]:
+def functions_in(index: Index, value: ast.expr) -> list[FunctionNode]:
     """The functions of the file that an expression may give, itself or wrapped."""
     if isinstance(value, ast.Lambda):
         return [value]  # type: ignore[list-item]
@@ -55,7 +55,7 @@ def _functions_in(index: Index, value: ast.expr) -> list[FunctionNode]:
         parts = [value.value]
     elif isinstance(value, (ast.List, ast.Tuple)):
         parts = value.elts
-    return [function for part in parts for function in _functions_in(index, part)]
+    return [function for part in parts for function in functions_in(index, part)]
 
 
 def _returned_functions(function: ast.AST) -> list[FunctionNode]:

@@ -77,6 +77,7 @@ class Facts:
         self.packages: set[str] = set()  # that are imported, by their first name
         self.words: dict[str, frozenset[Kind]] = {}  # calls of frameworks that bring about events
         self.loop_words: frozenset[str] = frozenset()
+        self.launch_words: frozenset[str] = frozenset()
         self.tracked: frozenset[str] = TRACKED
         self.renamed: dict[str, str] = {}  # what imports call otherwise
         self._kinds: dict[int, frozenset[Kind]] = {}
@@ -85,10 +86,13 @@ class Facts:
         self._memo: dict[tuple[str, int], Any] = {}
         self._collect(tree)
 
-    def learn_words(self, kinds: Mapping[str, frozenset[Kind]], loops: frozenset[str], tracked: frozenset[str]) -> None:
+    def learn_words(
+        self, kinds: Mapping[str, frozenset[Kind]], loops: frozenset[str], tracked: frozenset[str], launchers: frozenset[str] = frozenset()
+    ) -> None:
         """Takes over which calls of frameworks bring about events, run loops and matter; before anything of the kind is asked."""
         self.words = dict(kinds)
         self.loop_words = loops
+        self.launch_words = launchers
         self.tracked = TRACKED | tracked
 
     def once(self, question: str, node: ast.AST, answer: Callable[[ast.AST], T]) -> T:

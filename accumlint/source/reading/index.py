@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
+from accumlint.source.reading.aliases import find_aliases, functions_in
 from accumlint.source.reading.books import BOOKKEEPING, book_kinds
 from accumlint.source.reading.facts import (
     BACKWARD_NAMES,
@@ -41,6 +42,9 @@ class Index(Facts):
         name = terminal(node.func)
         if name in self.renamed and name not in self.functions and name not in self.classes:
             name = self.renamed[name]
+        given = functions_in(self, node.args[0]) if name in self.launch_words and node.args else []
+        if given:
+            return given
         if isinstance(node.func, ast.Name):
             found: list[FunctionNode] = [function for function in self.functions.get(name, []) if function not in self.owner]
             if name in self.classes:
@@ -74,8 +78,6 @@ class Index(Facts):
     @cached_property
     def aliases(self) -> dict[str, list[FunctionNode]]:
         """Other names of the file's functions: `step = partial(f, …)`, a parameter that is given one, a table of them."""
-        from accumlint.source.reading.aliases import find_aliases  # which is about an Index
-
         return find_aliases(self)
 
     def kinds(self, node: ast.AST | Iterable[ast.stmt]) -> frozenset[Kind]:

@@ -154,7 +154,8 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         return Factor(Quantity.UNITS, -1, None, self.recorder.text(node), self.recorder.place(node), implicit=True, root="function")
 
     # Models.
-    def forward_of(self, call: Call, model: Value) -> Value:
+    def forward_of(self, call: Call, model: Value, method: str = "forward") -> Value:
+        """A model's forward, or another method that its framework sends through the wrapper's forward."""
         actor = as_actor(self, model, Role.MODEL)
         data = frozenset().union(*(_born(self.force(value)) for value in call.values)) if call.values else frozenset()
         forwards = frozenset().union(*(_forwards(self.force(value)) for value in call.values)) - self.freed if call.values else frozenset()
@@ -187,7 +188,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         self.models[event.index] = wrapper or model
         if bypass:
             self.models.pop(event.index)
-        result = self._follow_forward(model, call, event.index)
+        result = self._follow_forward(model, call, event.index, method)
         if result is None:
             made.forwards = forwards | {event.index}
             made.attached = True
@@ -271,11 +272,11 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         for uid in modules_of(model):
             (self.frozen.add if frozen else self.frozen.discard)(uid)
 
-    def _follow_forward(self, model: Value, call: Call, index: int) -> Value | None:
+    def _follow_forward(self, model: Value, call: Call, index: int, method: str) -> Value | None:
         raw = raw_module(model)
         if not isinstance(raw, Instance):
             return None
-        forward = raw.cls.find("forward")
+        forward = raw.cls.find(method)
         if not isinstance(forward, Function) or not self.index.mentions_loss(forward.node):
             return None
         outer, self.forward = self.forward, index

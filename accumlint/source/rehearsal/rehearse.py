@@ -326,6 +326,14 @@ def _gates_a_step(text: str, events: tuple[Event, ...]) -> bool:
     return any(spelled.search(guard.text) for event in events if event.kind is Kind.STEP for guard in event.guards)
 
 
+def _waits_for_boundary(events: tuple[Event, ...]) -> bool:
+    """Whether an update happens under a test against K which not every backward waits for."""
+    waiting = [{(guard.place, guard.holds) for guard in event.guards} for event in events if event.kind is Kind.BACKWARD]
+    around = set.intersection(*waiting) if waiting else set()
+    steps = (event for event in events if event.kind is Kind.STEP)
+    return any(guard.cause == "gate" and (guard.place, guard.holds) not in around for step in steps for guard in step.guards)
+
+
 def _is_at_hand(index: Index, text: str, entry: FunctionNode | None) -> bool:
     """Whether a number that is K by its name only is one that this loop knows, not another function's."""
     return entry is None or bool(mentioned(index, entry) & set(re.findall(r"\w+", text)))
@@ -350,6 +358,8 @@ def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation |
         return True
     if accumulation is None:
         return False
+    if _waits_for_boundary(events):
+        return True
     return any(
         factor.root == accumulation.text
         for event in events

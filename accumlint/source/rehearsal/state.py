@@ -235,7 +235,7 @@ class State:
     def each(self, value: Value, node: ast.AST, limit: int | None = None) -> list[Value]:
         raise NotImplementedError
 
-    def forward_of(self, call: Call, model: Value) -> Value:
+    def forward_of(self, call: Call, model: Value, method: str = "forward") -> Value:
         raise NotImplementedError
 
     # Shared by all parts.

@@ -10,6 +10,7 @@ A vocabulary is a module with any of these names; a handler answers None when th
     DECORATORS  what a decorator makes of a function of the source, by the decorator's last name: (state, decorator, function) -> value
     KINDS       calls, by name, that bring about events though no word of torch says so: what must not be passed over as idle
     LOOPS       names of calls that run a whole loop over data, micro-batches and updates
+    LAUNCHERS   names of calls that call the function they are given first: `fabric.launch(main)`
     TRACKED     names whose calls matter to the events though they bring about none (the making of engines and wrappers)
     SIEVE       words without which no file holds a loop of this framework, where the usual ones are missing
     construct   (state, cls, call): an object of a class of the source that derives from the framework's
@@ -66,6 +67,7 @@ class Vocabulary:
         self.decorators: dict[str, list[Decorator]] = defaultdict(list)
         self.kinds: dict[str, frozenset[Kind]] = {}
         self.loops: frozenset[str] = frozenset()
+        self.launchers: frozenset[str] = frozenset()
         self.tracked: frozenset[str] = frozenset()
         self.modules = tuple(modules)
         for module in self.modules:
@@ -87,6 +89,7 @@ class Vocabulary:
                 known[name].append(handler)
         self.kinds |= {name: frozenset(kinds) for name, kinds in getattr(module, "KINDS", {}).items() if name not in self.kinds}
         self.loops |= frozenset(getattr(module, "LOOPS", ()))
+        self.launchers |= frozenset(getattr(module, "LAUNCHERS", ()))
         self.tracked |= frozenset(getattr(module, "TRACKED", ()))
 
     def _all(self, name: str) -> list[Any]:

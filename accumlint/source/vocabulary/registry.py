@@ -29,7 +29,7 @@ def vocabulary_for(index: Index, wrappers: Wrappers = ()) -> Vocabulary:
     vocabulary = _together(chosen, wrappers)
     if wrappers:
         index.recognisers.append(project_wrappers(wrappers).recognise)
-    index.learn_words(vocabulary.kinds, vocabulary.loops, vocabulary.tracked)
+    index.learn_words(vocabulary.kinds, vocabulary.loops, vocabulary.tracked, vocabulary.launchers)
     return vocabulary
 
 

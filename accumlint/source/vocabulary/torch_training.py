@@ -17,6 +17,7 @@ from accumlint.source.rehearsal.values import (
     Items,
     Known,
     Opaque,
+    Partial,
     Thing,
     Value,
     actor_of,
@@ -161,7 +162,7 @@ def step(state: Machine, call: Call) -> Value | None:
 def _closure(state: Machine, value: Value) -> None:
     """`optimizer.step(closure)` runs the closure."""
     value = state.force(value)
-    if isinstance(value, Function):
+    if isinstance(value, (Function, Partial)):
         outer, state.in_closure = state.in_closure, True
         try:
             state.call_value(value, [])
