@@ -63,7 +63,15 @@ class Conditions(State):
         holds = self.truth(test)
         if holds and ways_out(node.body) == {"raise"} and isinstance(test, Known) and self._is_open_length(test, node.test):
             holds = False  # the run that trains does not end here
+        if holds and isinstance(test, Known) and ways_out(node.body) == {"continue"} and self._skips_ahead(node, test):
+            holds = False  # a run that is not resumed
         return self._guarded(node, node.body if holds else node.orelse, test, holds)
+
+    def _skips_ahead(self, node: ast.If, test: Known) -> bool:
+        """Whether a resumed run leaves out the batches before some number here: `if i < resume_step: continue`."""
+        if test.roots & frozenset(self.world.knowledge.accumulations.values()) or not any(map(_is_below, walk(node.test))):
+            return False
+        return Kind.BACKWARD in self.index.kinds(self.index.following(node)) and Kind.BACKWARD not in self.index.kinds(node.body)
 
     def _is_open_length(self, test: Known, node: ast.expr) -> bool:
         """Whether a test of what must not be is about the number of some things, as far as nobody knows it."""
@@ -345,6 +353,14 @@ def ways_out(body: Sequence[ast.stmt]) -> set[str]:
         first, second = ways_out(last.body), ways_out(last.orelse)
         return first | second if first and second else set()
     return set()
+
+
+def _is_below(node: ast.AST) -> bool:
+    """Whether a plain name is compared with an end that it has not reached."""
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+        return False
+    below = isinstance(node.ops[0], (ast.Lt, ast.LtE)) and isinstance(node.left, ast.Name)
+    return below or (isinstance(node.ops[0], (ast.Gt, ast.GtE)) and isinstance(node.comparators[0], ast.Name))
 
 
 def _multiplies_by_zero(body: Sequence[ast.stmt]) -> bool:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from accumlint.source.reading.counting import k_without_ranks, skips_in_updates
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
@@ -43,6 +44,10 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
                 note("warm-up", gate, f"`{recorder.text(gate)}` changes over the run")
     for node in _in_scope(index, makers) if makers else ():
         note("varying-units", node, f"`{recorder.text(node)}` has a length that varies")
+    for bound, degree in skips_in_updates(index):
+        note("skips-in-updates" if degree < 1 else "skips-k-twice", bound, recorder.text(bound))
+    for quotient, name in k_without_ranks(index):
+        note("k-without-ranks", quotient, name)
     if "dist_autograd" in index.identifiers:
         note("dist-autograd", index.tree, "torch.distributed.autograd")
     if index.is_distributed:

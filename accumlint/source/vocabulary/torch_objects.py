@@ -6,7 +6,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from accumlint.source.reading.counting import counts_batches, total_of
 from accumlint.source.reading.facts import LOSS_WORDS
+from accumlint.source.reading.units import Units
 from accumlint.source.rehearsal.values import (
     NONE,
     Class,
@@ -101,7 +103,20 @@ def scheduler(state: Machine, call: Call) -> Value | None:
     in_micro_batches = any(root.kind == "length" for root in roots) and not in_updates
     options = {name for name, holds in (("horizon-in-updates", in_updates), ("horizon-in-micro-batches", in_micro_batches)) if holds}
     actor = Actor(fresh_uid(), call.name, Role.SCHEDULER, known=True, options=frozenset(options))
+    _note_horizon(state, call, actor)
     return Thing(actor, inner=state.force(call.args[0]) if call.args else None)
+
+
+def _note_horizon(state: Machine, call: Call, actor: Actor) -> None:
+    """Notes the total of a schedule that is seen to be counted in other units than updates."""
+    total = total_of(call.node)
+    if total is None:
+        return
+    names = {root.text.rsplit(".", 1)[-1] for root in state.world.knowledge.accumulations.values()}
+    units = Units(state.index.tree, lambda name: name in names or state.world.knowledge.is_accumulation_name(name))
+    degree = units.degree(total, counts_batches)
+    if degree is not None and degree >= 0:
+        state.recorder.fact(f"horizon-in-micro-batches:{actor.uid}", total)
 
 
 def _roots_in(state: Machine, value: Value, depth: int = 0) -> set[Root]:

@@ -1,0 +1,132 @@
+"""Numbers that count in the wrong unit, as far as a module shows them: totals of schedules, skips of a resumed run, K itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from accumlint.source.reading.facts import ACCUMULATION_NAME, terminal
+from accumlint.source.reading.index import Index
+from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.units import Units
+from accumlint.trace import Kind
+
+LOADER = re.compile(r"loader|(^|_)batches$", re.IGNORECASE)
+TOTALS = ("num_training_steps", "total_steps", "T_max", "total_iters", "t_total", "max_iters", "steps_per_epoch", "first_cycle_steps")
+POSITIONS = {
+    "CosineAnnealingLR": 1,
+    "PolynomialLR": 2,
+    "get_linear_schedule_with_warmup": 2,
+    "get_cosine_schedule_with_warmup": 2,
+    "get_cosine_with_hard_restarts_schedule_with_warmup": 2,
+    "get_polynomial_decay_schedule_with_warmup": 2,
+    "get_scheduler": 3,
+    "OneCycleLR": 2,
+}
+GLOBAL_BATCH = re.compile(r"(global|total|effective|target|overall|desired)_?(train_?)?(mini_?)?(batch|bs)", re.IGNORECASE)
+SIZE = re.compile(r"batch|(^|_)bs(_|$)|per_(device|gpu)|micro", re.IGNORECASE)
+WORLD = re.compile(
+    r"world|num_processes|n?_?gpus?(_|$)|n_?gpus?$|dp_size|replicas|nprocs|ranks?$|num_devices|device_count|data_parallel|(^|_)dp(_|$)|nnodes",
+    re.IGNORECASE,
+)
+
+
+def total_of(call: ast.Call) -> ast.expr | None:
+    """The argument of a schedule that says how long it is."""
+    for keyword in call.keywords:
+        if keyword.arg in TOTALS:
+            return keyword.value
+    at = POSITIONS.get(terminal(call.func))
+    return call.args[at] if at is not None and at < len(call.args) else None
+
+
+def counts_batches(node: ast.expr) -> bool:
+    """`len(loader)`."""
+    return isinstance(node, ast.Call) and terminal(node.func) == "len" and bool(node.args) and bool(LOADER.search(terminal(node.args[0])))
+
+
+def skips_in_updates(index: Index) -> Iterator[tuple[ast.expr, int]]:
+    """What a resumed loop compares its index with, or skips of its loader, where that was counted in updates: with its degree of K."""
+    counters = _update_counters(index)
+    if not counters:
+        return
+    units = index.once("units", index.tree, Units)
+    for bound in _skips(index):
+        degree = units.degree(bound, lambda node: terminal(node) in counters and not isinstance(node, ast.Call))
+        if degree is not None and degree != 1:
+            yield bound, degree
+
+
+def _update_counters(index: Index) -> frozenset[str]:
+    """Names that are advanced only where an update is made."""
+    gated: set[ast.AST] = set()
+    for node in walk(index.tree):
+        if isinstance(node, ast.If) and _is_boundary(index, node):
+            gated.update(part for each in node.body for part in walk(each) if isinstance(part, ast.AugAssign))
+    advanced = [node for node in walk(index.tree) if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)]
+    return frozenset(terminal(node.target) for node in advanced if node in gated) - {
+        terminal(node.target) for node in advanced if node not in gated
+    }
+
+
+def _is_boundary(index: Index, node: ast.If) -> bool:
+    kinds = index.kinds(node.body)
+    if any(isinstance(part, ast.Attribute) and part.attr == "sync_gradients" for part in walk(node.test)):
+        return True
+    named = any(isinstance(part, (ast.Name, ast.Attribute)) and ACCUMULATION_NAME.search(terminal(part)) for part in walk(node.test))
+    return Kind.BACKWARD not in kinds and (Kind.STEP in kinds or (index.has_modulo(node.test) and named))
+
+
+def _skips(index: Index) -> Iterator[ast.expr]:
+    """The numbers of batches that statements skip."""
+    for node in walk(index.tree):
+        if isinstance(node, ast.Call) and terminal(node.func) == "skip_first_batches":
+            yield from (keyword.value for keyword in node.keywords if keyword.arg == "num_batches")
+            yield from node.args[1:2]
+        elif isinstance(node, (ast.For, ast.AsyncFor)) and isinstance(node.target, ast.Tuple) and _is_enumerated(node.iter):
+            yield from _bounds(node, terminal(node.target.elts[0]))
+
+
+def _is_enumerated(node: ast.expr) -> bool:
+    """Whether an iterable gives the index of a batch beside it, also behind a progress bar."""
+    return any(isinstance(part, ast.Call) and terminal(part.func) == "enumerate" for part in walk(node))
+
+
+def _bounds(loop: ast.For | ast.AsyncFor, counter: str) -> Iterator[ast.expr]:
+    """What the loop's index is compared with before a `continue`."""
+    for statement in loop.body:
+        for branch in walk(statement):
+            if not isinstance(branch, ast.If) or not any(isinstance(part, ast.Continue) for part in branch.body):
+                continue
+            for test in walk(branch.test):
+                if isinstance(test, ast.Compare) and len(test.ops) == 1:
+                    left, right = test.left, test.comparators[0]
+                    if isinstance(test.ops[0], (ast.Lt, ast.LtE)) and terminal(left) == counter and isinstance(left, ast.Name):
+                        yield right
+                    elif isinstance(test.ops[0], (ast.Gt, ast.GtE)) and terminal(right) == counter and isinstance(right, ast.Name):
+                        yield left
+
+
+def k_without_ranks(index: Index) -> Iterator[tuple[ast.expr, str]]:
+    """Where K is a global batch size over that of one rank, though there are several ranks: the expression, and the name of K."""
+    if not index.is_distributed:
+        return
+    units = index.once("units", index.tree, Units)
+    for node in walk(index.tree):
+        if not isinstance(node, ast.Assign) or not ACCUMULATION_NAME.search(terminal(node.targets[0])):
+            continue
+        name = terminal(node.targets[0])
+        quotient = next((part for part in walk(node.value) if _is_quotient(part)), None)
+        every = units.definitions[name]
+        if isinstance(quotient, ast.BinOp) and not any(units.mentions(each, WORLD.search) for each in every):
+            yield quotient, name
+
+
+def _is_quotient(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, (ast.Div, ast.FloorDiv))
+        and bool(GLOBAL_BATCH.search(terminal(node.left)))
+        and any(SIZE.search(terminal(part)) for part in walk(node.right) if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)))
+    )

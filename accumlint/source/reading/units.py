@@ -1,0 +1,112 @@
+"""In which unit a number counts: how often K is in an expression, through the names that it is made of."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from accumlint.source.reading.facts import ACCUMULATION_NAME, terminal
+from accumlint.source.reading.nodes import walk
+
+DEEPEST = 8
+PASSING = frozenset({"int", "float", "round", "ceil", "floor", "max", "min", "abs", "str", "replace"})
+Test = Callable[[ast.expr], bool]
+
+
+class Units:
+    """The degree of K in the numbers of one module: 0 for `len(loader)`, -1 for `len(loader) // K`."""
+
+    def __init__(self, tree: ast.AST, is_k: Callable[[str], bool] = lambda name: bool(ACCUMULATION_NAME.search(name))) -> None:
+        self.is_k = is_k
+        self.definitions: dict[str, list[ast.expr]] = defaultdict(list)
+        for node in walk(tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._define(target, node.value)
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                self._define(node.target, node.value)
+            elif isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv)):
+                self._define(node.target, ast.copy_location(ast.BinOp(_read(node.target), node.op, node.value), node))
+
+    def _define(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+                for one, its in zip(target.elts, value.elts, strict=True):
+                    self._define(one, its)
+            return
+        self.definitions[terminal(target)].append(value)
+
+    def degree(self, node: ast.expr, base: Test, seen: frozenset[str] = frozenset()) -> int | None:
+        """The degree of K in the term that a base is in; None where there is no base, or nobody can tell."""
+        if base(node):
+            return 0
+        if len(seen) > DEEPEST:
+            return None
+        match node:
+            case ast.BinOp():
+                return self._of_operation(node, base, seen)
+            case ast.UnaryOp():
+                return self.degree(node.operand, base, seen)
+            case ast.IfExp():
+                return self._agreed((node.body, node.orelse), base, seen)
+            case ast.BoolOp():
+                return self._agreed(node.values, base, seen)
+            case ast.Call() if terminal(node.func) in PASSING:
+                receiver = (node.func.value,) if isinstance(node.func, ast.Attribute) and terminal(node.func) == "replace" else ()
+                return self._agreed((*receiver, *node.args), base, seen)
+            case ast.Name() | ast.Attribute() | ast.Subscript():
+                name = terminal(node)
+                return None if name in seen else self._agreed(self.definitions.get(name, ()), base, seen | {name})
+        return None
+
+    def _agreed(self, nodes: Iterator[ast.expr] | tuple[ast.expr, ...] | list[ast.expr], base: Test, seen: frozenset[str]) -> int | None:
+        found = {self.degree(each, base, seen) for each in nodes} - {None}
+        return found.pop() if len(found) == 1 else None
+
+    def _of_operation(self, node: ast.BinOp, base: Test, seen: frozenset[str]) -> int | None:
+        left, right = self.degree(node.left, base, seen), self.degree(node.right, base, seen)
+        match node.op:
+            case ast.Mult() if (left is None) is not (right is None):
+                return left + self.power(node.right) if left is not None else (right or 0) + self.power(node.left)
+            case ast.Div() | ast.FloorDiv() if left is not None and right is None:
+                return left - self.power(node.right)
+            case ast.Mod() if left is not None:
+                return left
+            case ast.Add() | ast.Sub() if left is None or right is None or left == right:
+                return right if left is None else left
+        return None
+
+    def power(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> int:
+        """How often K is a factor of a number."""
+        match node:
+            case ast.BinOp(op=ast.Mult()):
+                return self.power(node.left, seen) + self.power(node.right, seen)
+            case ast.BinOp(op=ast.Div() | ast.FloorDiv()):
+                return self.power(node.left, seen) - self.power(node.right, seen)
+            case ast.Call() if terminal(node.func) in PASSING and node.args:
+                return max((self.power(each, seen) for each in node.args), key=abs)
+            case ast.Name() | ast.Attribute() | ast.Subscript():
+                name = terminal(node)
+                if self.is_k(name):
+                    return 1
+                if name not in seen and len(seen) < DEEPEST and len(self.definitions.get(name, ())) == 1:
+                    return self.power(self.definitions[name][0], seen | {name})
+        return 0
+
+    def mentions(self, node: ast.expr, wanted: Callable[[str], object], seen: frozenset[str] = frozenset()) -> bool:
+        """Whether a name of some kind stands in an expression or in what its names are made of."""
+        for part in walk(node):
+            if not isinstance(part, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
+                continue
+            name = terminal(part)
+            if wanted(name):
+                return True
+            deeper = self.definitions.get(name, ()) if name not in seen and len(seen) < DEEPEST else ()
+            if any(self.mentions(each, wanted, seen | {name}) for each in deeper):
+                return True
+        return False
+
+
+def _read(target: ast.expr) -> ast.expr:
+    return ast.copy_location(ast.Name(terminal(target), ast.Load()), target)
