@@ -259,9 +259,10 @@ def _forget() -> None:
     leads.cache_clear()
     library.cache_clear()
     _mark_of.cache_clear()
-    versions = sys.modules.get("accumlint.source.reading.versions")
-    if versions is not None:
-        versions.forget()
+    for name in ("versions", "project_files"):
+        module = sys.modules.get(f"accumlint.source.reading.{name}")
+        if module is not None:
+            module.forget()
 
 
 def read(path: str) -> bytes:
@@ -278,7 +279,7 @@ def _mark(found: Candidate) -> str:
 @memoised
 def _mark_of(settings: Settings, folder: str) -> str:
     from accumlint.source.cache import digest
-    from accumlint.source.reading.versions import stamp
+    from accumlint.source.reading.project_files import stamp
 
     own = repr((settings.objective, settings.accumulation_names, settings.wrappers, settings.source_roots))
     return digest(own.encode(), os.fsencode(stamp(folder)))

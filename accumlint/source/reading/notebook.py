@@ -143,14 +143,14 @@ def _python(source: str) -> str:
     """A cell as Python, line for line, with a line end at its end; "" where it is none."""
     if not source.strip():
         return ""
+    source = source if source.endswith("\n") else f"{source}\n"
     head = ""
     while match := _CELL_MAGIC.match(source):
         if match[1] not in KEEPING_BODY:
             return ""
         head += "\n" * match[0].count("\n")
         source = source[match.end() :]
-    text = head + ("".join(_statements(source)) if _MAYBE_MAGIC.search(source) else source)
-    return text if text.endswith("\n") else f"{text}\n"
+    return head + ("".join(_statements(source)) if _MAYBE_MAGIC.search(source) else source)
 
 
 def _statements(source: str) -> Iterator[str]:

@@ -8,20 +8,17 @@ distribution is asked, without importing it, and last the newest release is assu
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from accumlint.source.reading.files import repository
+from accumlint.source.reading import project_files
 from accumlint.source.reading.metadata import READERS, Reader, Statement
+from accumlint.source.reading.project_files import described, upwards
 from accumlint.source.reading.specifiers import NEWEST, OLDEST, Range, Version, around, normal, version
 
-__all__ = ["NEWEST", "OLDEST", "Allowed", "allowed", "forget", "stamp"]
+__all__ = ["NEWEST", "OLDEST", "Allowed", "allowed", "forget"]
 
-MOST_LEVELS = 12  # folders above a file
 MOST_BYTES = 20_000_000  # of one file
 # The same code under several distribution names.
 ALSO = {
@@ -84,7 +81,7 @@ def allowed(path: str, package: str) -> Allowed:
 def _allowed(folder: str, package: str) -> Allowed:
     names = ALSO.get(normal(package), (normal(package),))
     declared: _Found | None = None
-    for above in _upwards(folder):
+    for above in upwards(folder):
         found = _in_folder(above, names)
         if found is None:
             continue
@@ -104,29 +101,11 @@ def _fits(lock: Range, declared: Range) -> bool:
     return declared.oldest <= lock.oldest and lock.newest <= declared.newest
 
 
-def _upwards(folder: str) -> Iterator[str]:
-    """The folders from one up to the root of its repository; without a repository up to the first that describes a project."""
-    top = repository(folder)
-    for _ in range(MOST_LEVELS):
-        yield folder
-        parent = os.path.dirname(folder)
-        if folder == top or parent == folder or (top is None and _described(folder)):
-            return
-        folder = parent
-
-
 @cache
-def _described(folder: str) -> tuple[str, ...]:
+def _ranked(folder: str) -> tuple[str, ...]:
     """The files of a folder that say what its project needs, the most exact first."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return ()
-    listed = [*names]
-    if "requirements" in names:
-        with suppress(OSError):
-            listed += [f"requirements/{name}" for name in os.listdir(os.path.join(folder, "requirements"))]
-    ranked = [(rank, len(name), name) for name in listed for rank, reader in enumerate(READERS) if reader.names.fullmatch(name)]
+    names = described(folder)
+    ranked = [(rank, len(name), name) for name in names for rank, reader in enumerate(READERS) if reader.names.fullmatch(name)]
     return tuple(name for _, _, name in sorted(ranked))
 
 
@@ -148,7 +127,7 @@ def _reader(name: str) -> Reader:
 def _in_folder(folder: str, names: tuple[str, ...]) -> _Found | None:
     """The most exact statement of a folder; a bare mention counts only where no other file has bounds."""
     bare: _Found | None = None
-    for file in _described(folder):
+    for file in _ranked(folder):
         locked = _reader(file).locked
         for name in names:
             mentions = [each for each in _statements(folder, file) if each.name == name]
@@ -173,30 +152,8 @@ def _installed(name: str) -> str:
         return ""
 
 
-@cache
-def stamp(folder: str) -> str:
-    """Changes when a file that `allowed` asks for the files of a folder changes, or when packages are installed."""
-    parts: list[str] = [_environment()]
-    for above in _upwards(folder):
-        parts += (_state(os.path.join(above, name)) for name in _described(above))
-    return "\n".join(parts)
-
-
 def forget() -> None:
     """Reads everything anew: for programs that live longer than the files stay as they are."""
-    for each in (_allowed, _described, _statements, _installed, stamp, _environment, repository):
+    project_files.forget()
+    for each in (_allowed, _ranked, _statements, _installed):
         each.cache_clear()
-
-
-@cache
-def _environment() -> str:
-    places = [each for each in sys.path if each.endswith(("site-packages", "dist-packages"))]
-    return "\n".join(map(_state, places))
-
-
-def _state(path: str) -> str:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return f"{path} -"
-    return f"{path} {status.st_size} {status.st_mtime_ns}"

@@ -165,3 +165,8 @@ def test_what_is_no_notebook(data: bytes, message: str, place: tuple[int, int]) 
 )
 def test_cells_that_hold_no_text(cell: Any) -> None:
     assert read_notebook(json.dumps({"cells": [cell]}).encode()) == Notebook("")
+
+
+def test_a_command_that_ends_the_cell_keeps_its_lines() -> None:
+    assert text("x = 1", "!a \\", "b") == "x = 1\npass\n\n"
+    assert text("%time f(", "  x)") == "0    ;f(\n  x)\n"
