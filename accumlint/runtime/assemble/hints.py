@@ -69,7 +69,7 @@ class Hints:
         for kind in (Kind.BACKWARD, Kind.NORMALIZE):
             event = self.event(kind, place)
             if event is not None and event.weight is not None:
-                return [factor for factor in event.weight.of(quantity) if not factor.implicit]
+                return [factor for factor in event.weight.of(quantity) if _stands_alone(factor)]
         return []
 
     def named(self, weight: Weight, place: Place, world: int) -> Weight:
@@ -81,7 +81,7 @@ class Hints:
         same = [each for each in stated if _explicit(each) == _explicit(weight)]
         spare = {quantity: self.factors(place, quantity) for quantity in Quantity}
         if same:
-            spare = {quantity: [factor for factor in same[0].of(quantity) if not factor.implicit] for quantity in Quantity}
+            spare = {quantity: [factor for factor in same[0].of(quantity) if _stands_alone(factor)] for quantity in Quantity}
         known = frozenset(quantity for quantity, factors in spare.items() if factors)
         divisions = len(self.factors(place, Quantity.ACCUMULATION))
         # What was recognised has its name first; another number may still be a K of the source.
@@ -135,7 +135,12 @@ def _own_mean(weight: Weight) -> list[Factor]:
 
 
 def _explicit(weight: Weight) -> list[tuple[str, int]]:
-    return sorted((factor.quantity.value, factor.power) for factor in weight.factors if not factor.implicit)
+    return sorted((factor.quantity.value, factor.power) for factor in weight.factors if _stands_alone(factor))
+
+
+def _stands_alone(factor: Factor) -> bool:
+    """Whether a run sees a factor as a number of its own: also what an engine divides by, but not the mean of a loss function."""
+    return not factor.implicit or factor.quantity is Quantity.ACCUMULATION
 
 
 def _named(factor: Factor, spare: dict[Quantity, list[Factor]], known: frozenset[Quantity], world: int) -> Factor:

@@ -162,7 +162,7 @@ class _Run:
 
     def _update(self, batch: Value) -> Value:
         if self.supervised is not None:
-            return self.supervised.play(self.state, self.iteration, batch)
+            return self.supervised.play(self.state, self.node, self.iteration, batch)
         return self.state.call_value(self.engine.update, [self.engine.thing, batch])
 
     def _fire(self, name: str, count: int) -> None:

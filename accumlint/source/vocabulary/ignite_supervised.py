@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -46,28 +47,28 @@ class Supervised:
             None if off else own,
         )
 
-    def play(self, state: Machine, iteration: int, batch: Value) -> Value:
-        """One iteration: zero in the first of a window, step in the last."""
+    def play(self, state: Machine, node: ast.Call, iteration: int, batch: Value) -> Value:
+        """One iteration at the call that runs the engine: zero in the first of a window, step in the last."""
         assert isinstance(self.k.value, int)
         targets = (self.optimizer,) if self.optimizer is not None else ()
         if (iteration - 1) % self.k.value == 0:
-            state.recorder.emit(Kind.ZERO, self.call.node, targets=targets)
-        loss = self._loss(state, batch)
+            state.recorder.emit(Kind.ZERO, node, targets=targets)
+        loss = self._loss(state, node, batch)
         if isinstance(loss, Opaque) and self.scaler is not None:
             loss = replace_loss(state, loss, self.scaler)
-        emit_backward(state, self._bare(), loss, factors=division(state, self.k, self.call.node, SETTING))
+        emit_backward(state, self._bare(node), loss, factors=division(state, self.k, self.call.node, SETTING))
         if self.k.value > 1:
             state.recorder.fact("engine-divides", self.call.node)
         if iteration % self.k.value == 0:
-            state.recorder.emit(Kind.STEP, self.call.node, targets=targets, scaler=self.scaler)
+            state.recorder.emit(Kind.STEP, node, targets=targets, scaler=self.scaler)
             if self.scaler is not None:
-                state.recorder.emit(Kind.SCALER_UPDATE, self.call.node, scaler=self.scaler)
+                state.recorder.emit(Kind.SCALER_UPDATE, node, scaler=self.scaler)
         return loss
 
-    def _bare(self, *args: Value) -> Call:
-        return replace(self.call, args=list(args), keywords={})
+    def _bare(self, node: ast.Call, *args: Value) -> Call:
+        return replace(self.call, node=node, args=list(args), keywords={})
 
-    def _loss(self, state: Machine, batch: Value) -> Value:
-        inputs, targets = (state.item(batch, Known(at), self.call.node) for at in (0, 1))
-        given = state.forward_of(self._bare(inputs), self.model) if actor_of(self.model) else self.model
-        return state.force(state.call_value(self.criterion, [given, targets], self.call.node))
+    def _loss(self, state: Machine, node: ast.Call, batch: Value) -> Value:
+        inputs, targets = (state.item(batch, Known(at), node) for at in (0, 1))
+        given = state.forward_of(self._bare(node, inputs), self.model) if actor_of(self.model) else self.model
+        return state.force(state.call_value(self.criterion, [given, targets], node))

@@ -224,7 +224,7 @@ def made_tensor(state: Machine, call: Call) -> Value | None:
     if call.path and not call.path.startswith("torch."):
         return None
     made = state.opaque(("made", call.node.lineno, state.steps), state.recorder.text(call.node))
-    made.born = state.take(call.node) if state.recorder.turns and state.forward is None else frozenset({0})
+    made.born = state.take(call.node) if state.recorder.turns and state.forward is None else frozenset({state.uid()})
     made.causes = frozenset({"data", "positions"}) if call.name == "arange" else frozenset({"data"})
     return made
 
