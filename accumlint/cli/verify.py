@@ -166,6 +166,8 @@ def program(options: Options) -> Program:
         raise click.UsageError("--graceful ends the script and --keep-going lets it run on: choose one.")
     if options.script and options.module:
         raise click.UsageError("A script and -m cannot stand together; arguments go after `--`.")
+    if options.script and options.script.endswith(".ipynb"):
+        raise click.UsageError("A notebook is not run as a script; measure its updates in a cell, with `accumlint.watch`.")
     if options.script or options.module:
         _check_target(options)
         return Program(options.script or "", options.module or "", options.after or (), options.nproc)

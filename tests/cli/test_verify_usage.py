@@ -33,6 +33,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("train.py --lr 1", "No such option: --lr. The script's own arguments go after `--`"),
         ("train.py 5 6", "`5`: the script's own arguments go after `--`: accumlint verify train.py -- 5 6"),
         ("nowhere.py", "nowhere.py: no such file."),
+        ("train.ipynb", "A notebook is not run as a script; measure its updates in a cell, with `accumlint.watch`."),
         ("sh", "A launcher's command line goes after `--`: accumlint verify -- sh"),
         ("train.py -m train", "A script and -m cannot stand together"),
         ("--nproc 2 -- sh run.sh", "--nproc is for a script"),
