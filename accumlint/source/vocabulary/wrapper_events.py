@@ -171,8 +171,12 @@ class _Doing:
 
     def stepped(self) -> tuple[Actor, ...]:
         """The optimizers that step; where none is in sight, one that only the wrapper knows."""
-        unseen = ("wrapper optimizer",)
-        return self.optimizers() or (self.state.memory.setdefault(unseen, make_actor(Role.OPTIMIZER, "optimizer", known=False)),)
+        found = self.optimizers()
+        if found:
+            return found
+        if "zero_grad" in self.state.index.identifiers:  # of an optimizer that may be this one
+            self.state.engine(self.call)
+        return (self.state.memory.setdefault(("wrapper optimizer",), make_actor(Role.OPTIMIZER, "optimizer", known=False)),)
 
     def actors(self, role: Role) -> tuple[Actor, ...]:
         found = self.given(role)

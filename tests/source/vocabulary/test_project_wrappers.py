@@ -281,3 +281,49 @@ def test_saving_averaging_and_the_schedule() -> None:
     assert shape(trace)[6:] == ["normalize", "step", "zero", "schedule", "average", "save"]
     assert [target.name for target in trace.of(Kind.SCHEDULE)[0].targets] == ["scheduler"]
     assert trace.of(Kind.SAVE)[0].options == {"optimizer-state"}
+
+
+def test_a_step_of_nobody_knows_which_optimizer_is_not_judged() -> None:
+    text = """
+    from mylib import finish
+
+    def main(context, loader, accum):
+        for i, (x, y) in enumerate(loader):
+            (F.cross_entropy(context.model(x), y) / accum).backward()
+            if (i + 1) % accum == 0:
+                finish(context)
+                {zero}
+    """
+    assert codes(text.format(zero="context.opt.zero_grad()"), **{"mylib/finish": ("step",)}) == []
+    assert traces(text.format(zero="context.opt.zero_grad()"), **{"mylib/finish": ("step",)}) == []
+    assert codes(text.format(zero="pass"), **{"mylib/finish": ("step", "zero")}) == []
+    assert codes(text.format(zero="pass"), **{"mylib/finish": ("step",)}) == [("ACC303", "finish(context)")]
+
+
+def test_a_wrapper_in_an_evaluation_does_nothing() -> None:
+    text = """
+    from mylib import micro_step
+
+    def evaluate(model, loader, optimizer):
+        with torch.no_grad():
+            for x, y in loader:
+                micro_step(F.cross_entropy(model(x), y), optimizer)
+    """
+    assert codes(text, **{"mylib/micro_step": ("backward", "step", "zero")}) == []
+
+
+def test_wrappers_of_two_optimizers() -> None:
+    text = """
+    from mylib import update
+
+    def main(generator, discriminator, opt_g, opt_d, loader, accum):
+        for i, (x, y) in enumerate(loader):
+            (d_loss(discriminator(x), y) / accum).backward()
+            (g_loss(generator(x), y) / accum).backward()
+            if (i + 1) % accum == 0:
+                update(opt_d)
+                update(opt_g)
+    """
+    [trace] = traces(text, **{"mylib/update": ("step", "zero")})
+    assert sorted(actor.name for actor in trace.optimizers) == ["opt_d", "opt_g"]
+    assert codes(text, **{"mylib/update": ("step", "zero")}) == []
