@@ -78,3 +78,14 @@ def switch_before(trace: Trace, model: Actor, reader: Event) -> Event | None:
         if event.index < reader.index and (event.model is None or family(event.model) == family(model)):
             found = event
     return found
+
+
+def second_entries(trace: Trace) -> Iterator[Event]:
+    """Every further `accumulate` entry of a micro-batch: each entry moves the engine's counter."""
+    first: dict[int, Event] = {}
+    for event in trace.of(Kind.SYNC_OFF, Kind.SYNC_ON):
+        if "accumulate" in event.options:
+            before = first.setdefault(event.micro_batch, event)
+            elsewhere = (before.place.line, before.place.column) != (event.place.line, event.place.column)
+            if event is not before and (elsewhere or trace.measured) and before.turns == event.turns:
+                yield event

@@ -31,8 +31,6 @@ FSDP, FSDP2 and ZeRO read the flag in the backward: there a context around the b
 well where the flag set this late reaches the next forward and leaves the window's last micro-batch unsynchronised:
 that is ACC102, and it is worse.
 
-A backward of a framework's engine (`accelerator.backward`, `engine.backward`) is not rehearsed yet.
-
 ## References
 - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (`no_sync`: the forward
   pass has to be inside the context)
@@ -46,7 +44,7 @@ from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._order import family
 from accumlint.rules._sync import in_order, own_forwards, unsynced_updates
-from accumlint.trace import Actor, Event, Trace
+from accumlint.trace import Actor, Event, Kind, Trace
 
 
 @rule(
@@ -57,13 +55,14 @@ from accumlint.trace import Actor, Event, Trace
 )
 def check(trace: Trace) -> Iterator[Finding]:
     said = {family(update.model) for update in unsynced_updates(trace)}
+    asked = {None if event.model is None else family(event.model) for event in trace.of(Kind.SYNC_OFF)}
     for window in trace.all_windows():
         for backward in in_order(window)[:-1]:
             if backward.sync is not False:
                 continue
             for forwards in own_forwards(trace, backward).values():
                 model = forwards[-1].model
-                if model is None or family(model) in said or not _decides_in_forward(model):
+                if model is None or family(model) in said or not _decides_in_forward(model) or not asked & {None, family(model)}:
                     continue
                 if all(forward.sync is True for forward in forwards):
                     yield at(

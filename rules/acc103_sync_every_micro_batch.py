@@ -51,7 +51,7 @@ from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
 from accumlint.rules._order import family, sureness
 from accumlint.rules._sync import off_boundary, own_forwards
-from accumlint.trace import Actor, Event, Kind, Trace, Window
+from accumlint.trace import Actor, Event, Kind, Trace, Window, Wrapper
 
 AT_RUN_TIME = frozenset({"prepared", "optional"})  # the wrapper is a launcher's or a setting's choice
 
@@ -115,5 +115,8 @@ def _explained_elsewhere(trace: Trace) -> set[int]:
     forwards = trace.of(Kind.FORWARD)
     families = {family(event.model) for event in forwards if event.model is not None}
     bypassed = {family(event.model) for event in forwards if event.model is not None and event.bypass}
-    asked = {None if event.model is None else family(event.model) for event in trace.of(Kind.SYNC_OFF)}
+    models = [event.model for event in trace.of(Kind.SYNC_OFF)]
+    asked = {None if model is None else family(model) for model in models if model is None or model.wrapper is not Wrapper.NONE}
+    if models and not asked:
+        return families  # it was asked of raw modules
     return bypassed | (families - {one for one in asked if one is not None} if asked else set())

@@ -36,8 +36,6 @@ Nothing in the source lets the number of targets vary; only the ragged last batc
 `ignore_index`; each sequence has its own mean on purpose. Where a framework divides by K and offers no count of the
 targets (Accelerate, DeepSpeed, Lightning's automatic optimisation) the finding is an info, off by default.
 
-A backward of a framework's engine (`accelerator.backward`, `engine.backward`) is not rehearsed yet.
-
 ## References
 - <https://huggingface.co/blog/gradient_accumulation>
 """

@@ -33,8 +33,6 @@ A factor undoes one of the two (`loss * K` before an engine that divides); the l
 log; two divisors that come from different settings; a mean over the tokens of each sequence divided by the number of
 sequences.
 
-A backward of a framework's engine (`accelerator.backward`, `engine.backward`) is not rehearsed yet.
-
 ## References
 - <https://deepspeed.readthedocs.io/en/latest/training.html#gradient-accumulation>
 - <https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation>

@@ -39,7 +39,6 @@ As many updates as backwards, while the loss that enters the backward carries 1/
 - Several losses of one micro-batch share the division, or one backward goes through the summed losses of several.
 - The step is taken in a gradient hook (ACC315).
 - `accumulate` calls stand in branches that exclude each other.
-- The backward is that of a framework's engine (`accelerator.backward`, `engine.backward`): such loops are not rehearsed yet.
 
 ## References
 - Accelerate, "Performing gradient accumulation": https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation
@@ -54,7 +53,8 @@ from itertools import pairwise
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import GATED, Boundaries
-from accumlint.trace import Event, Kind, Place, Trace, Window
+from accumlint.rules._sync import second_entries
+from accumlint.trace import Event, Kind, Trace, Window
 from accumlint.weight import Factor, Quantity
 
 CODE = "ACC301"
@@ -118,19 +118,13 @@ def _stray_steps(trace: Trace, view: Boundaries, windows: list[Window]) -> Itera
 
 
 def _second_entries(trace: Trace) -> Iterator[Finding]:
-    """A second `accumulate` entry in one micro-batch: each entry advances the engine's counter."""
-    first: dict[int, Place] = {}
-    for event in trace.of(Kind.SYNC_OFF, Kind.SYNC_ON):
-        if "accumulate" not in event.options:
-            continue
-        place = first.setdefault(event.micro_batch, event.place)
-        if (place.line, place.column) != (event.place.line, event.place.column):
-            yield at(
-                CODE,
-                event,
-                f"`{event.text}` is the second accumulate entry of this micro-batch: each entry advances the window's counter.",
-                help="enter it once with all models: `accumulate(model_a, model_b)`",
-            )
+    for event in second_entries(trace):
+        yield at(
+            CODE,
+            event,
+            f"`{event.text}` is the second accumulate entry of this micro-batch: each entry advances the window's counter.",
+            help="enter it once with all models: `accumulate(model_a, model_b)`",
+        )
 
 
 def _is_single(view: Boundaries, window: Window) -> bool:

@@ -36,7 +36,6 @@ Gradients that a backward of this window wrote are cleared before any step has r
 - It clears another optimizer's parameters, or what another optimizer's loss left behind.
 - The gradients were copied before (per-sample clipping).
 - It runs only on a condition on data, such as a loss that is not finite.
-- The backward is that of a framework's engine (`accelerator.backward`, `engine.backward`): such loops are not rehearsed yet.
 
 ## References
 - PyTorch, `torch.optim.Optimizer.zero_grad`: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html

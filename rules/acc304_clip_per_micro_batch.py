@@ -36,7 +36,6 @@ A clip between two backwards of one window that belong to different micro-batche
 - The gradients are cleared before the next micro-batch (then ACC302 says so).
 - Only the norm is asked for (`max_norm=float("inf")`).
 - It clips another optimizer's parameters.
-- The backward is that of a framework's engine (`accelerator.backward`, `engine.backward`): such loops are not rehearsed yet.
 
 ## References
 - PyTorch, "Automatic mixed precision examples, gradient accumulation": https://docs.pytorch.org/docs/stable/notes/amp_examples.html

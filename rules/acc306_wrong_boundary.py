@@ -46,7 +46,7 @@ from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._boundary import Boundaries, passes
+from accumlint.rules._boundary import GATED, Boundaries, passes
 from accumlint.trace import Actor, Event, Guard, Kind, Trace, Window
 
 CODE = "ACC306"
@@ -57,7 +57,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     view = Boundaries.of(trace)
     for optimizer in trace.optimizers:
         windows = _first_pass(view, [window for window in trace.windows(optimizer) if view.size(window)])
-        if not windows or windows[0].step is None:
+        if not windows or windows[0].step is None or GATED in windows[0].step.options:
             continue
         why = _short_start(trace, view, windows) or _inverted(trace, view, optimizer, windows) or _stuck(trace, view, optimizer)
         if why:

@@ -38,8 +38,6 @@ The second call is seen before torch raises.
 ## When it is silent
 Two optimizers unscaled once each; a disabled scaler.
 
-A backward of a framework's engine (`accelerator.backward`, `engine.backward`) is not rehearsed yet.
-
 ## References
 - https://docs.pytorch.org/docs/stable/notes/amp_examples.html
 """

@@ -14,7 +14,21 @@ from accumlint.runtime.settings import Settings
 from accumlint.runtime.stop import Stopper
 
 # In this order: those that only describe come before those that read what they have described.
-PROBES = ("optimizer", "amp", "gradients", "data", "ddp", "fsdp", "apex", "collectives", "loss", "forward", "checksums", "compiled")
+PROBES = (
+    "optimizer",
+    "amp",
+    "gradients",
+    "data",
+    "ddp",
+    "fsdp",
+    "apex",
+    "accelerate",
+    "collectives",
+    "loss",
+    "forward",
+    "checksums",
+    "compiled",
+)
 
 
 def start(settings: Settings) -> Recorder:

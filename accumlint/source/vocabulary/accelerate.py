@@ -8,6 +8,7 @@ own `zero_grad`, are not held back.
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -151,7 +152,7 @@ def accumulate(state: Machine, call: Call) -> Value | None:
         _advance(machine, engine)
         if engine.accumulates:
             engine.entered = True
-            _announce(machine, engine, values, call.spread, node)
+            _announce(machine, engine, values, call.spread, call.node)
             if not engine.shared.sync and not engine.each_batch and _silences(values):
                 machine.contexts.append(inner)
 
@@ -218,7 +219,7 @@ def no_sync(state: Machine, call: Call) -> Value | None:
     inner = Context("no_sync", tuple(values))
 
     def entering(machine: Machine, node: ast.AST) -> None:
-        announce_off(machine, values, {"context"}, call.spread, machine.managing[0] if machine.managing else node)
+        announce_off(machine, values, {"context"}, call.spread, machine.managing[0] if machine.managing else call.node)
         if _silences(values):
             machine.contexts.append(inner)
 
@@ -289,9 +290,9 @@ def _mark_steps(state: Machine, engine: Engine, begun: int, call: Call) -> None:
 
 def _note_held_back(state: Machine) -> None:
     """A test against K says that the window ends here, and the engine says that it does not."""
-    names = [root.text for root in state.world.knowledge.accumulations.values()]
+    names = [name for root in state.world.knowledge.accumulations.values() for name in re.findall(r"\w+", root.text)[-1:]]
     for guard in state.recorder.guards:
-        if guard.cause == "gate" and "sync_gradients" not in guard.text and any(name in guard.text for name in names):
+        if guard.cause == "gate" and "sync_gradients" not in guard.text and set(names) & set(re.findall(r"\w+", guard.text)):
             known = state.recorder.facts.setdefault(HELD_BACK, [])
             if all(one.place != guard.place for one in known):
                 known.append(Evidence(guard.place, guard.text))
