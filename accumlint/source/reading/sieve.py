@@ -24,6 +24,10 @@ _REPEATED = re.compile(rb"\b(?:for|while|def|lambda)\b")
 FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = (
     (b"create_supervised_trainer", b"ignite"),
     (b"supervised_training_step", b"ignite"),
+    (b".update_params(", b"optim_"),
+    (b"accumulative_counts", b"mmengine"),
+    (b"OptimizerCallback", b"catalyst"),
+    (b"GradientAccumulation", b"fastai"),
     (b"def compute_loss", b"Trainer"),
     (b"def training_step", b"num_items_in_batch"),
     (b"compute_loss_func", b"Trainer"),
