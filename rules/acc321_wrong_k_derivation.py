@@ -36,7 +36,7 @@ from accumlint.rule import rule
 from accumlint.trace import Trace
 
 
-@rule("ACC321", "wrong-k-derivation", Severity.WARNING)
+@rule("ACC321", "wrong-k-derivation", Severity.WARNING, exception="a run does not know the batch that was asked for")
 def check(trace: Trace) -> Iterator[Finding]:
     if not trace.accumulates or trace.fact("distributed") is None:
         return

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from accumlint.config import Selection, Settings
 from accumlint.linter import lint_file
 from accumlint.rule import catalogue
 
@@ -28,9 +29,14 @@ def expected(path: Path) -> list[tuple[int, str]]:
     return sorted(found)
 
 
+def settings_for(path: Path) -> Settings:
+    """The default rules, and the one that the folder is about where that is a note."""
+    return Settings(selection=Selection(extend_select=(path.parent.name.partition("_")[0].upper(),)))
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_expected_codes_on_expected_lines(path: Path) -> None:
-    found = sorted((finding.place.line, finding.code) for finding in lint_file(str(path)))
+    found = sorted((finding.place.line, finding.code) for finding in lint_file(str(path), settings_for(path)))
     assert found == expected(path)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from accumlint.runtime.ledger.graph import PASSAGE
 from accumlint.runtime.objects import parameters_of
 from accumlint.runtime.patches import Patches
+from accumlint.runtime.probes.modules import Modules
 from accumlint.runtime.recorder import CONTINUES, Recorder
 from accumlint.trace import Kind, Role
 
@@ -33,6 +34,7 @@ class _Forwards:
         self.recorder = recorder
         self.torch = torch
         self.inside = threading.local()
+        self.modules = Modules(recorder, torch)
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         inside, recorder, enabled = self.inside, self.recorder, self.torch.is_grad_enabled
@@ -110,6 +112,7 @@ class _Forwards:
             entry.owns = parameters_of(module)
         row = recorder.event(Kind.FORWARD, model=uid, bypass=described["bypass"], sync=described["sync"], options=described["options"])
         row.numbers["training"] = bool(module.training)
+        self.modules.look(uid, module)
         if described["plain"]:
             row.numbers["plain"] = described["plain"]
         for number, each in enumerate(described["inputs"]):

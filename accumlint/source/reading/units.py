@@ -57,8 +57,16 @@ class Units:
                 return self._agreed((*receiver, *node.args), base, seen)
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 name = terminal(node)
-                return None if name in seen else self._agreed(self.definitions.get(name, ()), base, seen | {name})
+                made = self.definitions.get(name, ())
+                if name in seen or any(self._rescales(name, each) for each in made):
+                    return None
+                return self._agreed(made, base, seen | {name})
         return None
+
+    def _rescales(self, name: str, value: ast.expr) -> bool:
+        """Whether a number is made of itself and K: `total = total // K`, before which it is another one."""
+        own = any(isinstance(part, (ast.Name, ast.Attribute)) and terminal(part) == name for part in walk(value))
+        return own and any(isinstance(part, (ast.Name, ast.Attribute)) and self.is_k(terminal(part)) for part in walk(value))
 
     def _agreed(self, nodes: Iterator[ast.expr] | tuple[ast.expr, ...] | list[ast.expr], base: Test, seen: frozenset[str]) -> int | None:
         found = {self.degree(each, base, seen) for each in nodes} - {None}

@@ -160,7 +160,7 @@ class Access(State):
     def again(self, sample: Value, node: ast.AST, key: tuple[Any, ...]) -> Value:
         """One more item of an open list of batches: like the sample, but new data."""
         if isinstance(sample, Opaque) and sample.key[0] != "setting" and (sample.born or not sample.actor):
-            return self.opaque(key, sample.text, born=self.take(node, key), causes=sample.causes | {"data"})
+            return self.opaque(key, sample.text, born=self.take(node, key), causes=sample.causes | {"data"}, name=sample.name)
         if isinstance(sample, Items):
             return Items([self.again(part, node, (*key, at)) for at, part in enumerate(sample.items)], sample.kind)
         return sample

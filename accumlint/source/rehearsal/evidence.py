@@ -10,6 +10,7 @@ from accumlint.source.reading.counting import k_without_ranks, skips_in_updates
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.remarks import remarks
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.trace import Evidence
 
@@ -44,6 +45,7 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
                 note("warm-up", gate, f"`{recorder.text(gate)}` changes over the run")
     for node in _in_scope(index, makers) if makers else ():
         note("varying-units", node, f"`{recorder.text(node)}` has a length that varies")
+    remarks(index, note)
     for bound, degree in skips_in_updates(index):
         note("skips-in-updates" if degree < 1 else "skips-k-twice", bound, recorder.text(bound))
     for quotient, name in k_without_ranks(index):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
     from accumlint.source.rehearsal.state import Call
 
+EVERYONE = "all ranks"
+GROUP_NAME = re.compile(r"(^|[._])(dp|data_parallel|replica|shard|tp|pp)\w*group|group_(dp|tp)$", re.IGNORECASE)
 PROGRESS_NAME = re.compile(r"tqdm|progress|bar$|track|prefetch", re.IGNORECASE)
 
 
@@ -48,8 +50,7 @@ def wrap(state: Machine, call: Call, kind: Wrapper) -> Value | None:
     static = state.force(call.keywords["static_graph"]) if "static_graph" in call.keywords else None
     if isinstance(static, Known) and static.value:
         options.add("static_graph")
-    group = state.force(call.keywords["process_group"]) if "process_group" in call.keywords else None
-    if group is not None and not (isinstance(group, Known) and group.value is None):
+    if group_of(state, call.keywords.get("process_group")) == "own":
         options.add("process_group")
     if state.journal is not None or any(guard.cause in {"setting", "unknown"} for guard in state.recorder.guards):
         options.add("optional")
@@ -61,6 +62,26 @@ def wrap(state: Machine, call: Call, kind: Wrapper) -> Value | None:
         state.wrappers[base.uid] = made
     state.recorder.fact("distributed", call.node)
     return made
+
+
+def group_of(state: Machine, value: Value | None) -> str:
+    """Whether a process group is that of all ranks or one of its own; "" where nobody knows."""
+    group = state.force(value) if value is not None else NONE
+    if isinstance(group, Known):
+        return "all" if group.value is None else ""
+    if not isinstance(group, Opaque):
+        return ""
+    if group.path.endswith("group.WORLD") or group.name in {"WORLD", "_get_default_group", EVERYONE}:
+        return "all"
+    return "own" if group.name in {"new_group", "new_subgroups", "get_group"} or GROUP_NAME.search(group.text) else ""
+
+
+def new_group(state: Machine, call: Call) -> Value | None:
+    """`new_group()` without ranks, or with all of them, is everyone."""
+    ranks = call.argument(0, "ranks")
+    text = state.recorder.text(call.node)
+    everyone = ranks is None or (isinstance(ranks, Known) and ranks.value is None) or ("range" in text and "world" in text.lower())
+    return state.opaque(("group", call.node.lineno, call.node.col_offset), text, name=EVERYONE if everyone else "new_group")
 
 
 def no_sync(state: Machine, call: Call) -> Value | None:
@@ -125,13 +146,25 @@ def all_reduce(state: Machine, call: Call) -> Value | None:
         state.recorder.emit(Kind.REDUCE, call.node, options=frozenset({"manual"}))
         return NONE
     state.recorder.fact("distributed", call.node)
+    group = group_of(state, call.argument(2, "group"))
     if isinstance(value, Opaque):
         value.agreed = True
         if value.quantity is Quantity.WINDOW_UNITS or (value.quantity is Quantity.UNITS and not state.recorder.turns):
             value.quantity = Quantity.GLOBAL_UNITS
             root = root_of(value)
             value.weight = Weight(
-                (Factor(Quantity.GLOBAL_UNITS, 1, None, value.text, state.recorder.place(call.node), guarded=value.guarded, root=root),)
+                (
+                    Factor(
+                        Quantity.GLOBAL_UNITS,
+                        1,
+                        None,
+                        value.text,
+                        state.recorder.place(call.node),
+                        guarded=value.guarded,
+                        root=root,
+                        group=group,
+                    ),
+                )
             )
             if "AVG" in ast.dump(call.node):
                 value.weight = value.weight.times(Factor(Quantity.WORLD, -1, None, "ReduceOp.AVG", state.recorder.place(call.node)))
@@ -167,8 +200,10 @@ def rank(state: Machine, call: Call) -> Value | None:
 def world_size(state: Machine, call: Call) -> Value | None:
     state.recorder.fact("distributed", call.node)
     text = state.recorder.text(call.node)
-    weight = Weight((Factor(Quantity.WORLD, 1, None, text, state.recorder.place(call.node)),))
-    return state.opaque(("call", "world_size"), text, quantity=Quantity.WORLD, weight=weight, name="world_size")
+    group = group_of(state, call.argument(0, "group"))
+    weight = Weight((Factor(Quantity.WORLD, 1, None, text, state.recorder.place(call.node), group=group),))
+    key = ("call", "world_size") if group == "all" else ("call", "world_size", *state.key(*call.values))
+    return state.opaque(key, text, quantity=Quantity.WORLD, weight=weight, name="world_size")
 
 
 def clock(state: Machine, call: Call) -> Value | None:
@@ -227,6 +262,7 @@ FUNCTIONS: dict[str, Handler] = {
     "FullyShardedDataParallel": fsdp,
     "FSDP": fsdp,
     "fully_shard": fully_shard,
+    "new_group": new_group,
     "nullcontext": null_context,
     "suppress": null_context,
     "no_grad": no_grad,

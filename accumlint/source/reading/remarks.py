@@ -1,0 +1,137 @@
+"""What a module shows of the limits of accumulation: batch statistics, losses over pairs of a batch, half precision, logged fractions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+
+from accumlint.source.reading.facts import LOSS_WORDS, terminal
+from accumlint.source.reading.index import Index
+from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.units import Units
+
+NORMALISER = re.compile(r"^(Lazy)?(Sync)?BatchNorm([123]d)?$")
+ZOO = re.compile(
+    r"^((wide_)?resnet\d+\w*|resnext\w+|densenet\d+|mobilenet_\w+|vgg\d+_bn|efficientnet_\w+|inception_v3|googlenet|shufflenet_\w+)$"
+)
+CRITERION = re.compile(r"cross_entropy|criterion|(^|_)(loss|ce)", re.IGNORECASE)
+HALF = frozenset({"half", "bfloat16"})
+HALF_TYPES = frozenset({"bfloat16", "float16", "half"})
+LOGGING = re.compile(r"^(print|log|info|debug|add_scalar|write|set_postfix|set_description|append)$")
+Note = Callable[[str, ast.AST, str], None]
+
+
+def remarks(index: Index, note: Note) -> None:
+    """Notes each of them by the name of its fact."""
+    for call in _batch_statistics(index):
+        note("batchnorm", call, terminal(call.func))
+    for call in _pairs_of_a_batch(index):
+        note("in-batch-negatives", call, "")
+    for node, name in _half_models(index):
+        note("low-precision-model", node, name)
+    for call, name in _logged_fractions(index):
+        note("logs-a-fraction", call, name)
+
+
+def _batch_statistics(index: Index) -> Iterator[ast.Call]:
+    """Where a normalisation over the batch is made, unless the module switches such parts to evaluation."""
+    made = [node for node in walk(index.tree) if isinstance(node, ast.Call) and _normalises(index, terminal(node.func))]
+    if made and not any(_freezes(node) for node in walk(index.tree)):
+        yield made[0]
+
+
+def _normalises(index: Index, name: str) -> bool:
+    return bool(NORMALISER.match(name)) or ("torchvision" in index.packages and bool(ZOO.match(name)))
+
+
+def _freezes(node: ast.AST) -> bool:
+    if not isinstance(node, ast.If):
+        return False
+    names = [terminal(part) for part in walk(node.test) if isinstance(part, (ast.Name, ast.Attribute))]
+    asks = any(NORMALISER.match(name) or name == "_BatchNorm" for name in names)
+    return asks and any(isinstance(part, ast.Attribute) and part.attr == "eval" for each in node.body for part in walk(each))
+
+
+def _pairs_of_a_batch(index: Index) -> Iterator[ast.Call]:
+    """Cross entropies whose targets are positions in the batch, `arange(n)`: every other sample of it is a negative."""
+    if "arange" not in index.identifiers:
+        return
+    positions = {
+        terminal(target) for node in walk(index.tree) if isinstance(node, ast.Assign) and _counts_up(node.value) for target in node.targets
+    }
+    for node in walk(index.tree):
+        if isinstance(node, ast.Call) and len(node.args) >= 2 and CRITERION.search(terminal(node.func)):
+            target = node.args[1]
+            if (isinstance(target, ast.Name) and target.id in positions) or _counts_up(target):
+                yield node
+
+
+def _counts_up(node: ast.expr) -> bool:
+    """`torch.arange(n, device=…)`, perhaps moved or cast."""
+    while isinstance(node, ast.Call):
+        if terminal(node.func) == "arange":
+            return len(node.args) == 1
+        if not isinstance(node.func, ast.Attribute):
+            return False
+        node = node.func.value
+    return False
+
+
+def _half_models(index: Index) -> Iterator[tuple[ast.AST, str]]:
+    """Where an object is cast to half precision or loaded in it, and its name."""
+    for node in walk(index.tree):
+        if isinstance(node, ast.Call) and _casts(node) and isinstance(node.func, ast.Attribute):
+            yield node, terminal(node.func.value)
+        elif isinstance(node, ast.Assign):
+            for call in walk(node.value):
+                if isinstance(call, ast.Call) and (_casts(call) or _loads(call)):
+                    yield from ((call, terminal(target)) for target in node.targets)
+
+
+def _casts(call: ast.Call) -> bool:
+    """`model.half()`, `model.to(torch.bfloat16)`."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    return call.func.attr in HALF or (call.func.attr == "to" and any(map(_is_half, (*call.args, *(each.value for each in call.keywords)))))
+
+
+def _loads(call: ast.Call) -> bool:
+    """`from_pretrained(name, torch_dtype=torch.bfloat16)`, `nn.Linear(8, 8, dtype=torch.bfloat16)`."""
+    return any(each.arg in {"dtype", "torch_dtype"} and _is_half(each.value) for each in call.keywords)
+
+
+def _is_half(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in HALF_TYPES
+
+
+def _logged_fractions(index: Index) -> Iterator[tuple[ast.Call, str]]:
+    """Logs of a loss that was divided by K before, in the same function, and is not multiplied back."""
+    units = index.once("units", index.tree, Units)
+    for functions in index.functions.values():
+        for function in functions:
+            for line, name in _divided(units, function):
+                calls = (part for part in walk(function) if isinstance(part, ast.Call) and part.lineno > line)
+                yield from ((call, name) for call in calls if _logs(units, call, name))
+
+
+def _divided(units: Units, scope: ast.AST) -> Iterator[tuple[int, str]]:
+    """The lines in which a loss is divided by K and keeps its name."""
+    for node in walk(scope):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+            name, divisor = terminal(node.target), node.value
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Div):
+            name, divisor = terminal(node.targets[0]), node.value.right
+        else:
+            continue
+        if LOSS_WORDS.search(name) and units.power(divisor) == 1:
+            yield node.lineno, name
+
+
+def _logs(units: Units, call: ast.Call, name: str) -> bool:
+    if not LOGGING.match(terminal(call.func)):
+        return False
+    scaled = any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) and units.power(part) >= 1 for part in walk(call))
+    given = (*call.args, *(each.value for each in call.keywords))
+    read = any(isinstance(part, ast.Name) and part.id == name for each in given for part in walk(each))
+    return read and not scaled

@@ -1,0 +1,47 @@
+"""A loss over the pairs of a batch is accumulated: the negatives are those of a micro-batch only.
+
+## What it does
+Notes a cross entropy whose targets are the positions in the batch (`arange(n)`), as contrastive losses have them, in a loop that
+accumulates.
+
+## Why is this bad?
+Every sample is told apart from the others of its batch. K micro-batches of n give n - 1 negatives each, a batch of K * n gives K * n - 1:
+another loss, not the same one in parts. No divisor makes them equal, and the gap grows with K.
+
+## Example
+```python
+scores = queries @ documents.T
+loss = F.cross_entropy(scores, torch.arange(len(queries)))
+(loss / accum_steps).backward()
+```
+To have the negatives of the whole window, compute the features of all micro-batches without a graph first, the loss and its gradient on
+them, and then replay each micro-batch with its part of that gradient (GradCache), or gather features of other ranks.
+
+## When it is silent
+- Cached features are replayed.
+- The loss is of another form; nothing else is looked for.
+
+## References
+- Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup": https://arxiv.org/abs/2101.06983
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from accumlint.findings import Finding, Severity
+from accumlint.rule import rule
+from accumlint.trace import Trace
+
+
+@rule("ACC210", "batch-coupled-loss", Severity.INFO, exception="a run does not tell what the targets of a loss mean")
+def check(trace: Trace) -> Iterator[Finding]:
+    if trace.fact("replays-features") or not any(window.size >= 2 for window in trace.all_windows()):
+        return
+    for evidence in trace.facts.get("in-batch-negatives", ()):
+        yield Finding(
+            "ACC210",
+            evidence.place,
+            f"`{evidence.text}` compares the samples of one micro-batch with each other: accumulating gives no more negatives.",
+            help="cache the features of the window and replay it, where its size matters",
+        )
