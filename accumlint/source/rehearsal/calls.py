@@ -251,7 +251,10 @@ class Calls(State):
         for name in allowed:
             if name not in frame.names:
                 default = function.defaults.get(name)
-                frame.names[name] = default if default is not None else self.parameter(function, name)
+                left_open = node is None and isinstance(default, Known) and default.value is None
+                if default is None or (left_open and self.world.knowledge.is_accumulation_name(name)):
+                    default = self.parameter(function, name)
+                frame.names[name] = default
 
     def _argument(self, name: str, node: ast.AST | None, value: Value) -> Value:
         self.christen(name, self.force(value) if not isinstance(value, Phi) else value)

@@ -30,6 +30,7 @@ COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 class Comparisons(State):
@@ -106,8 +107,14 @@ class Comparisons(State):
             left = right
         return result
 
+    def _a_number(self, value: Value, node: ast.Compare) -> Value:
+        missing = isinstance(value, Known) and value.value is None
+        return self.opaque(("open", id(node)), self.recorder.text(node)) if missing else value
+
     def _compare(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
-        if isinstance(op, (ast.Is, ast.IsNot)) or (isinstance(right, Known) and right.value is None):
+        if isinstance(op, ORDER):  # what Python compares with is no None: a default that a caller replaces
+            left, right = (self._a_number(side, node) for side in (left, right))
+        elif isinstance(op, (ast.Is, ast.IsNot)) or (isinstance(right, Known) and right.value is None):
             return self._identity(op, left, right, node)
         if isinstance(op, (ast.In, ast.NotIn)):
             return self._membership(op, left, right, node)

@@ -59,6 +59,13 @@ class Knowledge:
             if new or any(self.is_other_setting(one) for one in self.accumulations.values()):
                 raise Restart(root.text)
 
+    def learn_engine(self, root: Root) -> None:
+        """The K of an engine whose configuration lies elsewhere."""
+        if root.key not in self.proven:
+            self.proven[root.key] = root
+            self.accumulations.setdefault(root.key, root)
+            raise Restart(root.text)
+
     def is_other_setting(self, root: Root) -> bool:
         """Whether a number that is K by its name only stands beside the real one as a setting of its own."""
         if not self.proven or root.key in self.proven or root.kind == "length":

@@ -4,6 +4,7 @@ A vocabulary is a module with any of these names; a handler answers None when th
 
     PACKAGES    the packages that make it a framework's: it is asked only about programs that import one of them, before torch's own
     SIGNS       identifiers that show the framework as well as an import does (helpers that are handed its objects)
+    shown       (index): whether the program shows the framework where no word does: by the way in which objects are used
     FUNCTIONS   handlers of calls by the last part of the name that is called
     METHODS     handlers of calls by the method's name
     ATTRIBUTES  what an attribute that nobody has set is, by name: (state, owner) -> value

@@ -34,7 +34,10 @@ def vocabulary_for(index: Index, wrappers: Wrappers = ()) -> Vocabulary:
 
 
 def _is_shown(module: ModuleType, index: Index) -> bool:
-    return bool(index.packages & module.PACKAGES or index.identifiers & getattr(module, "SIGNS", frozenset()))
+    if index.packages & module.PACKAGES or index.identifiers & getattr(module, "SIGNS", frozenset()):
+        return True
+    shown = getattr(module, "shown", None)
+    return shown is not None and bool(shown(index))
 
 
 @cache
