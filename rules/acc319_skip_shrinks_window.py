@@ -62,7 +62,7 @@ from accumlint.weight import Factor, Quantity
 
 GOES_ON = {"continue", "branch", "except"}
 CAUSES = {"data", "memory", "exception", "clock", "unknown"}
-COUNTED = "counted"  # the divisor counts what was used, or the boundary's counter stands still
+COUNTED = "counted"  # of a skip: the divisor counts what was used; of it or the step: the boundary's counter stands still
 CLEARED = "cleared"  # the skipping path zeroes the gradients itself
 
 
@@ -95,6 +95,8 @@ def _leaves_out_one(boundaries: Boundaries, window: Window, skip: Event) -> bool
     if skip.leaves not in GOES_ON or Kind.BACKWARD not in skip.skipped or COUNTED in skip.options:
         return False
     if skip.guard is not None and skip.guard.cause not in CAUSES:
+        return False
+    if window.step is not None and COUNTED in window.step.options and Kind.STEP in skip.skipped:
         return False
     own = boundaries.own(window)
     return any(one.turns[: len(skip.turns)] != skip.turns for one in own) and skip.index < own[-1].index

@@ -47,6 +47,7 @@ SIGNS = frozenset({"deepspeed", "is_gradient_accumulation_boundary", "set_gradie
 TRACKED = frozenset({"initialize", "set_gradient_accumulation_boundary", "micro_steps"})
 KINDS = {"save_checkpoint": {Kind.SAVE}}
 GATED = "gated"
+COUNTED = "counted"  # a micro-batch that never reaches the step is none of the window
 HELD_BACK = "step-held-back"  # a fact: a boundary by hand at which the engine ignores the step
 LOST = "window-not-kept"  # a fact: a window by hand of which the engine keeps the last micro-batch only
 OVERWRITES = frozenset({1, 2})  # stages whose backward at a boundary replaces the averaged gradients
@@ -171,7 +172,7 @@ def step(state: Machine, call: Call) -> Value | None:
     if _forgets(state, engine):
         _note_window(state, engine, LOST, call.node)
     if ends:
-        options = {"zeroes"} | ({GATED} if engine.holds_back(state) else set())
+        options = {"zeroes", COUNTED} | ({GATED} if engine.holds_back(state) else set())
         state.recorder.emit(Kind.STEP, call.node, targets=(engine.optimizer,), options=frozenset(options))
     engine.micro_steps += 1
     engine.since.clear()
@@ -181,14 +182,8 @@ def step(state: Machine, call: Call) -> Value | None:
 def _forgets(state: Machine, engine: Engine) -> bool:
     """Whether a window made by hand loses all micro-batches but the last: to an engine of K = 1 each backward is a boundary."""
     k = engine.k(state)
-    return (
-        engine.stage in OVERWRITES
-        and k is not None
-        and k.value == 1
-        and engine.managed
-        and engine.boundary is None
-        and len(engine.since) > 1
-    )
+    window = k is not None and k.value == 1 and len(engine.since) > 1
+    return window and engine.stage in OVERWRITES and engine.managed and engine.boundary is None
 
 
 def _take_counter(engine: Engine, owner: Value) -> None:
