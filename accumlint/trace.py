@@ -284,6 +284,7 @@ class Trace:
     limits: tuple[str, ...] = ()  # what could not be followed, and why
     actors: tuple[Actor, ...] = ()  # objects that were made but take part in no event
     versions: tuple[tuple[str, str], ...] = ()  # which version of each framework was assumed, and why
+    frameworks: tuple[str, ...] = ()  # those whose calls were carried out as they do it, with the versions that this is told of
     measured: bool = False  # seen in a run, not in a rehearsal
 
     def fact(self, name: str) -> Evidence | None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 from accumlint.rule import Rule, catalogue
+from accumlint.source.vocabulary.base import described
+from accumlint.source.vocabulary.registry import frameworks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -22,6 +24,14 @@ def table(rules: dict[str, Rule]) -> str:
         dagger = " †" if rule.every_loop else ""
         summary = rule.summary.rstrip(".").replace("|", "\\|")
         lines.append(f"| {rule.code}{dagger} | {rule.name} | {rule.severity} | {summary} |")
+    return "\n".join(lines)
+
+
+def known_frameworks() -> str:
+    """The frameworks whose calls are known, in the words of their vocabularies."""
+    lines = ["| framework | what is known of it |", "|---|---|"]
+    for name, told in sorted((described(module) for module in frameworks()), key=lambda each: each[0].lower()):
+        lines.append(f"| {name} | {told[:1].upper()}{told[1:].rstrip('.')} |".replace("`|`", "`\\|`"))
     return "\n".join(lines)
 
 
@@ -39,7 +49,7 @@ def example() -> str:
 
 def written(text: str) -> str:
     """The README with its generated parts replaced."""
-    for name, content in (("example", example()), ("rules", table(catalogue()))):
+    for name, content in (("example", example()), ("rules", table(catalogue())), ("frameworks", known_frameworks())):
         pattern = re.compile(rf"(<!-- {name}: .*? -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if len(pattern.findall(text)) != 1:
             raise SystemExit(f"README.md needs one part named {name!r}")

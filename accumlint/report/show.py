@@ -60,6 +60,8 @@ def _heading(trace: Trace, width: int, root: Path) -> Iterator[Line]:
     else:
         counted = f"K is `{escape(accumulation.text)}`, rehearsed with {accumulation.value}"
     yield from paragraph(counted, width, first="  ", rest="  ")
+    if trace.frameworks:
+        yield from paragraph(f"framework: {escape(', '.join(trace.frameworks))}", width, first="  ", rest="    ")
     for package, assumed in trace.versions:
         yield from paragraph(f"{escape(package)} is {escape(assumed)}", width, first="  ", rest="    ")
 

@@ -67,3 +67,12 @@ def test_a_literal_k_and_none(loop: Loop) -> None:
 def test_colour(loop: Loop) -> None:
     assert "\x1b[" in show([loop()], width=80, color=True, root=ROOT)
     assert "\x1b[" not in show([loop()], width=80, color=False, root=ROOT)
+
+
+def test_the_frameworks_that_took_part_and_their_versions(loop: Loop) -> None:
+    trace = replace(loop(), frameworks=("Accelerate (0.20 to 1.15)",), versions=(("accelerate", "1.2.0, from uv.lock"),))
+    assert show([trace], width=100, color=False, root=ROOT).splitlines()[1:4] == [
+        "  K is `args.accum`, rehearsed with 3",
+        "  framework: Accelerate (0.20 to 1.15)",
+        "  accelerate is 1.2.0, from uv.lock",
+    ]

@@ -70,6 +70,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         self.program = program
         self.vocabulary = vocabulary
         self.memory: dict[Any, Any] = {}  # what the frameworks remember of this rehearsal, each under keys of its own
+        self.frameworks: set[str] = set()  # the names of those that took part
         self.optimizers: list[Thing] = []
         self.models: dict[int, Value] = {}
         self.hooks: list[Value] = []

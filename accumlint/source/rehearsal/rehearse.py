@@ -233,6 +233,7 @@ class Rehearsal:
                 judges_tail=not driven,
                 limits=tuple(dict.fromkeys(machine.limits)),
                 versions=tuple((package, found.described) for package, found in sorted(machine.versions.items())),
+                frameworks=tuple(sorted(machine.frameworks)),
                 actors=tuple(wrapper.actor for wrapper in machine.wrappers.values()),
             )
 

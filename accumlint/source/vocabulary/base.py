@@ -70,6 +70,7 @@ class Vocabulary:
         self.loops: frozenset[str] = frozenset()
         self.launchers: frozenset[str] = frozenset()
         self.tracked: frozenset[str] = frozenset()
+        self.names: dict[object, str] = {}  # of the frameworks, by their handlers
         self.modules = tuple(modules)
         for module in self.modules:
             self._take(module)
@@ -88,6 +89,8 @@ class Vocabulary:
         for table, known in tables:
             for name, handler in getattr(module, table, {}).items():
                 known[name].append(handler)
+                if hasattr(module, "PACKAGES"):
+                    self.names[handler] = described(module)[0]
         self.kinds |= {name: frozenset(kinds) for name, kinds in getattr(module, "KINDS", {}).items() if name not in self.kinds}
         self.loops |= frozenset(getattr(module, "LOOPS", ()))
         self.launchers |= frozenset(getattr(module, "LAUNCHERS", ()))
@@ -98,14 +101,24 @@ class Vocabulary:
 
     def entries(self, index: Index) -> Iterator[Entry]:
         """The functions that the frameworks call."""
-        for find in self._all("entries"):
-            yield from find(index)
+        for module in self.modules:
+            if hasattr(module, "entries"):
+                yield from (self._named(each, module) for each in module.entries(index))
+
+    @staticmethod
+    def _named(entry: Entry, module: object) -> Entry:
+        def drive(state: Machine, function: Function) -> None:
+            state.frameworks.add(described(module)[0])
+            entry.drive(state, function)
+
+        return replace(entry, drive=drive)
 
     def attribute(self, state: Machine, owner: Value, name: str) -> Value | None:
         """What an attribute that nobody has set is."""
         for handler in self.attributes.get(name, ()):
             found = handler(state, owner)
             if found is not None:
+                self._note(state, handler)
                 return found
         return None
 
@@ -114,6 +127,7 @@ class Vocabulary:
         for handler in self.decorators.get(name, ()):
             found = handler(state, decorator, function)
             if found is not None:
+                self._note(state, handler)
                 return found
         return None
 
@@ -127,22 +141,36 @@ class Vocabulary:
         if found is not None:
             return found
         if call.path or call.receiver is None:
-            found = _first(self.functions.get(name, ()), state, call)
+            found = self._first(self.functions.get(name, ()), state, call)
             if found is not None:
                 return found
         if call.receiver is not None:
-            found = _first(self.methods.get(call.name, ()), state, call)
+            found = self._first(self.methods.get(call.name, ()), state, call)
             if found is not None:
                 return found
-        return _first(self.fallbacks, state, call)
+        return self._first(self.fallbacks, state, call)
+
+    def _first(self, handlers: Iterable[Handler], state: Machine, call: Call) -> Value | None:
+        for handler in handlers:
+            found = handler(state, call)
+            if found is not None:
+                self._note(state, handler)
+                return found
+        return None
+
+    def _note(self, state: Machine, handler: object) -> None:
+        """Remembers that a framework took part."""
+        name = self.names.get(handler)
+        if name is not None:
+            state.frameworks.add(name)
 
     def at_first(self, state: Machine, call: Call) -> Value | None:
         """What those say that are asked before all others."""
-        return _first(self.before, state, call)
+        return self._first(self.before, state, call)
 
     def function(self, state: Machine, call: Call, function: Function) -> Value | None:
         """A function of the source that is better taken by its name than followed: a clipper written by hand."""
-        return _first(self.taken, state, call) if self.taken else None
+        return self._first(self.taken, state, call) if self.taken else None
 
     def construct(self, state: Machine, cls: Class, call: Call) -> Value | None:
         for constructor in self.constructors:
@@ -152,12 +180,10 @@ class Vocabulary:
         return None
 
 
-def _first(handlers: Iterable[Handler], state: Machine, call: Call) -> Value | None:
-    for handler in handlers:
-        found = handler(state, call)
-        if found is not None:
-            return found
-    return None
+def described(module: object) -> tuple[str, str]:
+    """The name of a vocabulary's framework, with the versions that it is about, and what is told of it."""
+    name, _, rest = (module.__doc__ or "").partition("\n")[0].partition(": ")
+    return name, rest
 
 
 def last_name(value: Value | None) -> str:

@@ -1,4 +1,4 @@
-"""PyTorch-Ignite: engines that call an update function for every batch, event handlers, the supervised trainers, `ignite.distributed`.
+"""PyTorch-Ignite (0.4.5 to 0.6): engines that call an update function for every batch, event handlers, supervised trainers, `idist`.
 
 `engine.state.iteration` counts from 1 over all epochs, so windows cross from one epoch into the next, and what is left at the end of the
 run is never applied. `create_supervised_trainer(…, gradient_accumulation_steps=K)` divides by K itself, also the last remainder.

@@ -172,8 +172,12 @@ class _Run:
 
     def _handle(self, one: Registration, given: dict[str, Value], count: int) -> None:
         if "event_filter" in given:
-            if self.state.truth(self.state.call_value(given["event_filter"], [self.engine.thing, Known(count)])):
-                self._call(one)
+            passes = self.state.force(self.state.call_value(given["event_filter"], [self.engine.thing, Known(count)]))
+            for root in passes.gates if isinstance(passes, Known) else ():
+                self._learn(one, root)
+            if self.state.truth(passes):
+                with guarded(self.state, one.event):
+                    self._call(one)
             return
         every = self._period(one, given["every"]) if "every" in given else None
         once = self._period(one, given["once"]) if "once" in given else None
@@ -188,16 +192,21 @@ class _Run:
             self._call(one)
 
     def _period(self, one: Registration, value: Value) -> int:
-        """The number in `every=…`: K where the handler is what updates."""
+        """The number in `every=…`."""
         value = self.state.force(value)
-        kinds = kinds_of(self.state, one.function)
-        if kinds & {Kind.STEP, Kind.ZERO, Kind.SCALER_UPDATE} and Kind.BACKWARD not in kinds:
-            root = value.root if isinstance(value, Known) else Root(value.key, value.text) if isinstance(value, Opaque) else None
-            if root is not None and root.kind in {"setting", "constant"}:
-                self.state.world.knowledge.learn_accumulation(root)
+        root = value.root if isinstance(value, Known) else Root(value.key, value.text) if isinstance(value, Opaque) else None
+        if root is not None:
+            self._learn(one, root)
         number = period(self.state, value, self.state.world.period).value
         assert isinstance(number, int)
         return number
+
+    def _learn(self, one: Registration, root: Root) -> None:
+        """What an update waits for is K."""
+        kinds = kinds_of(self.state, one.function)
+        updates = kinds & {Kind.STEP, Kind.ZERO, Kind.SCALER_UPDATE} and Kind.BACKWARD not in kinds
+        if updates and root.kind in {"setting", "constant"}:
+            self.state.world.knowledge.learn_accumulation(root)
 
     def _call(self, one: Registration) -> None:
         function = self.state.force(one.function)

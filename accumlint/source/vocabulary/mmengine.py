@@ -1,4 +1,4 @@
-"""mmengine (0.1 to 0.11): optimizer wrappers that count, divide and gate, `train_step` overrides, and the Runner.
+"""mmengine (0.1 to 0.11): optimizer wrappers that count, divide and gate, and `train_step` overrides.
 
 `update_params` divides by `accumulative_counts`, goes backward, and steps and zeroes at every K-th call; `optim_context` switches the
 synchronisation off around the forward only, which DDP reads there and FSDP does not.
@@ -46,7 +46,7 @@ WRAPPERS = frozenset({"OptimWrapper", "AmpOptimWrapper", "ApexOptimWrapper"})
 SCALING = frozenset({"AmpOptimWrapper", "ApexOptimWrapper"})
 WRAPPER_NAME = re.compile(r"optim(izer)?_?wrapper", re.IGNORECASE)
 FSDP_CLASS = re.compile(r"FullyShardedDataParallel|FSDP")
-SIEVE = ((b".update_params(", b"optim_"), (b"accumulative_counts", b"mmengine"))
+SIEVE = ((b".update_params(", b"optim_"),)
 
 
 def wrapper(state: Machine, call: Call) -> Value | None:
