@@ -337,7 +337,7 @@ def save_state(state: Machine, call: Call) -> Value | None:
     """`accelerator.save_state(folder)`: models, optimizers, schedulers; not the gradients of a window."""
     if engine_of(state, receiver_of(call)) is None:
         return None
-    state.recorder.emit(Kind.SAVE, call.node, options=frozenset({"optimizer"}))
+    state.recorder.emit(Kind.SAVE, call.node, options=frozenset({"optimizer-state"}))
     return NONE
 
 
