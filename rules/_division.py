@@ -19,7 +19,6 @@ from accumlint.weight import Factor, Quantity, Weight
 
 AVERAGING = frozenset({Wrapper.DDP, Wrapper.APEX_DDP, Wrapper.FSDP1, Wrapper.FSDP2, Wrapper.ZERO})
 TRUSTED = "trusted"  # of a backward: the framework takes the loss as normalised over the window, and divides it by nothing
-COUNT_OFFERED = "count-offered"  # of a backward: the framework divides by K, and would count the targets if it were told so
 OWN_REDUCTION = frozenset({"no-averaging", "comm-hook"})  # options of a wrapper whose reduction is not the plain average
 
 

@@ -47,7 +47,6 @@ from collections.abc import Iterator
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._division import (
-    COUNT_OFFERED,
     Contribution,
     Normalised,
     accumulating,
@@ -70,7 +69,7 @@ def check(trace: Trace) -> Iterator[Finding]:
             evidence = varies(trace, each.weight)
             assert evidence is not None
             guilty, text = _division(each, window)
-            by_choice = COUNT_OFFERED in each.backward.options or any(not factor.implicit for factor in each.divisions)
+            by_hand = any(not factor.implicit for factor in each.divisions)
             yield at(
                 "ACC201",
                 each.backward,
@@ -79,7 +78,7 @@ def check(trace: Trace) -> Iterator[Finding]:
                 help="sum the losses and divide by the number of valid targets of the whole window, over all ranks",
                 window=window,
                 place=guilty,
-                severity=None if by_choice else Severity.INFO,
+                severity=None if by_hand else Severity.INFO,
             )
 
 

@@ -34,8 +34,7 @@ Where a mean of means is meant, say so: `self.model_accepts_loss_kwargs = False`
 Trainer divides by K.
 
 ## How it is measured
-The coefficients of the window sum to K instead of 1 and differ in the ratio of 1/n, as for ACC201 and ACC202: a run sees
-the sum, not who should have divided.
+The Trainer's backward is that of a loss which it takes as it is, and the coefficients of the window sum to K instead of 1.
 
 ## When it is silent
 K is never above 1. The Trainer divides: `model_accepts_loss_kwargs` or `loss_is_scaled_for_ga` is set to False, the model's
@@ -59,7 +58,13 @@ from accumlint.trace import Event, Kind, Trace, Window
 from accumlint.weight import Quantity
 
 
-@rule("ACC209", "window-count-ignored", Severity.ERROR, measured="as for ACC201 and ACC202")
+@rule(
+    "ACC209",
+    "window-count-ignored",
+    Severity.ERROR,
+    measured="coefficients of the window sum to K where the framework divides by nothing",
+    exception="a mean that is no call of a loss function leaves no coefficient in a run",
+)
 def check(trace: Trace) -> Iterator[Finding]:
     for window, contributions in accumulating(trace):
         for each in contributions:
@@ -80,7 +85,7 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 def _ignores_the_count(contribution: Contribution) -> bool:
     weight = contribution.weight
-    if TRUSTED not in contribution.backward.options or weight.of(Quantity.ACCUMULATION):
+    if TRUSTED not in contribution.backward.options or weight.mixed or weight.of(Quantity.ACCUMULATION):
         return False
     return normalised(without_term_weights(weight)) is Normalised.MICRO_BATCH
 

@@ -51,7 +51,13 @@ DIVISORS = (Quantity.ACCUMULATION, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS,
 OVER_THE_WINDOW = (Normalised.LOCAL_WINDOW, Normalised.GLOBAL_WINDOW)
 
 
-@rule("ACC213", "auxiliary-term-scale", Severity.WARNING, measured="loss calls of one micro-batch with inconsistent coefficients")
+@rule(
+    "ACC213",
+    "auxiliary-term-scale",
+    Severity.WARNING,
+    measured="loss calls of one micro-batch with inconsistent coefficients",
+    exception="a term that is no call of a loss function leaves no coefficient in a run",
+)
 def check(trace: Trace) -> Iterator[Finding]:
     k = setting(trace)
     for window, contributions in accumulating(trace):
@@ -61,7 +67,7 @@ def check(trace: Trace) -> Iterator[Finding]:
             if main is None or any(term.weight.of(Quantity.ACCUMULATION) for term in terms):
                 continue
             for term in terms:
-                if term is not main and _is_raw(term):
+                if term is not main and _is_raw(term, trace):
                     yield at(
                         "ACC213",
                         each.backward,
@@ -77,7 +83,11 @@ def _spans_the_window(weight: Weight) -> bool:
     return normalised(without_term_weights(weight)) in OVER_THE_WINDOW
 
 
-def _is_raw(term: Term) -> bool:
-    """Whether nothing divides a term but its own mean."""
+def _is_raw(term: Term, trace: Trace) -> bool:
+    """Whether nothing divides a term but its own mean. A run sees the mean only: it takes any other number for a coefficient."""
     weight = without_term_weights(term.weight)
-    return not weight.of(*DIVISORS) and not any(factor.power < 0 for factor in weight.of(Quantity.CONSTANT))
+    if weight.of(*DIVISORS):
+        return False
+    if trace.measured:
+        return weight.power(Quantity.UNITS) == -1
+    return not any(factor.power < 0 for factor in weight.of(Quantity.CONSTANT))

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from accumlint.runtime.assemble.sources import place_of, text_of
 from accumlint.runtime.assemble.weights import UNKNOWN, Counts, factors_of, mean_factor, uniform
 from accumlint.runtime.assemble.windows import RankWindow, Row, SharedWindow
 from accumlint.trace import Kind
-from accumlint.weight import Factor, Quantity, Weight, add
+from accumlint.weight import Factor, Quantity, Term, Weight, add
 
 Key = tuple[int, int]  # rank, index of the row
 Call = tuple[Row, dict[str, Any], RankWindow]  # the backward, the loss call behind it, the window
@@ -50,19 +51,19 @@ class Contributions:
         return UNKNOWN
 
     def _losses(self, window: SharedWindow) -> None:
-        terms: dict[Key, list[Weight]] = defaultdict(list)
+        terms: dict[Key, list[Term]] = defaultdict(list)
         for calls in calls_by_site(window).values():
             full = [call for call in calls if call[1]["units"] != 0]
             found = list(_weights(full, counts_of(full, window, self.k, self._world)))
             for call, weight in zip(full, found, strict=True):
-                terms[_key(call)].append(weight)
+                terms[_key(call)].append(_term(call, weight))
             for call in calls if full else ():
                 if call[1]["units"] == 0:  # nothing can be measured of it, and it is written like the others
-                    terms[_key(call)].append(found[0])
+                    terms[_key(call)].append(_term(call, found[0]))
         for rank in window.ranks:
             for row in rank.backwards:
                 own = terms.get((rank.rank, row["index"]), [])
-                together = add(_with_term_weights(own) if len(own) > 1 else own)
+                together = _sum_of(own)
                 covered = row["numbers"].get("covered")
                 self.weights[rank.rank, row["index"]] = UNKNOWN if together is None or covered is False else together
 
@@ -98,6 +99,20 @@ def _never_zero(weight: Weight) -> Weight:
     return replace(
         weight, factors=tuple(replace(factor, guarded=True) if factor.quantity in whole else factor for factor in weight.factors)
     )
+
+
+def _term(call: Call, weight: Weight) -> Term:
+    frame = call[1].get("frame")
+    return Term(weight, text_of(frame), place_of(frame)) if frame else Term(weight, str(call[1]["name"]))
+
+
+def _sum_of(terms: Sequence[Term]) -> Weight | None:
+    """The weight of a loss that is the sum of these."""
+    weights = [term.weight for term in terms]
+    if len(terms) < 2:
+        return add(weights)
+    together = add(_with_term_weights(weights))
+    return None if together is None else replace(together, terms=tuple(terms))
 
 
 def _key(call: Call) -> Key:

@@ -20,6 +20,9 @@ from accumlint.weight import Factor, Quantity, Weight
 FROM_SOURCE = ("sum-convention", "engine-divides", "replays-features", "warm-up", "dist-autograd", "freezes", "means-to-accumulate")
 
 
+INSIDE = "inside"  # of a rehearsed event that lies in a framework's own loop, and is placed at what that calls
+
+
 class Hints:
     """The rehearsed traces of the files that the run came through."""
 
@@ -27,17 +30,29 @@ class Hints:
         self.traces = tuple(traces)
         self._events: dict[tuple[Kind, str, int], Event] = {}
         self._weights: dict[tuple[str, int], list[Weight]] = {}  # that a backward or a scaling of this line has in some world
+        inside: dict[str, set[int]] = {}
         for trace in self.traces:
             for event in trace.events:
                 self._events.setdefault((event.kind, event.place.path, event.place.line), event)
+                if event.kind is Kind.BACKWARD and INSIDE in event.options:
+                    inside.setdefault(event.place.path, set()).add(event.place.line)
                 if event.kind in {Kind.BACKWARD, Kind.NORMALIZE} and event.weight is not None:
                     held = self._weights.setdefault((event.place.path, event.place.line), [])
                     if _explicit(event.weight) not in map(_explicit, held):
                         held.append(event.weight)
 
+        self._inside = {path: lines.pop() for path, lines in inside.items() if len(lines) == 1}
+
+    def _line(self, place: Place) -> int:
+        """The line at which the source tells of a backward: where the run only saw a framework being started, that of what it calls."""
+        if place.path not in self._inside or (Kind.BACKWARD, place.path, place.line) in self._events:
+            return place.line
+        return self._inside[place.path]
+
     def event(self, kind: Kind, place: Place) -> Event | None:
         """The rehearsed event of this kind at the same line."""
-        return self._events.get((kind, place.path, place.line))
+        line = self._line(place) if kind is Kind.BACKWARD else place.line
+        return self._events.get((kind, place.path, line))
 
     def of(self, kind: Kind, path: str) -> list[Event]:
         """The rehearsed events of a kind in a file, by line, each line once."""
@@ -77,7 +92,7 @@ class Hints:
 
         A number that no count of the run explains is a count of inputs where the source says so.
         """
-        stated = self._weights.get((place.path, place.line), [])
+        stated = self._weights.get((place.path, place.line)) or self._weights.get((place.path, self._line(place)), [])
         same = [each for each in stated if _explicit(each) == _explicit(weight)]
         spare = {quantity: self.factors(place, quantity) for quantity in Quantity}
         if same:
@@ -96,7 +111,7 @@ class Hints:
 
     def accumulation(self, backwards: Iterable[Place]) -> Accumulation | None:
         """How K is spelled in the loop with these backwards."""
-        places = {(place.path, place.line) for place in backwards}
+        places = {(place.path, self._line(place)) for place in backwards}
         for trace in self.traces:
             if trace.accumulation is not None and any((one.place.path, one.place.line) in places for one in trace.of(Kind.BACKWARD)):
                 return trace.accumulation

@@ -78,6 +78,7 @@ def prepared(report: Report) -> Report:
             if at not in seen:
                 seen.append(at)
             loss["site"] = f"{loss['name']} {line} {seen.index(at)}"
+            loss["frame"] = report["stacks"][at][0] if line else None
     _mark_abandoned(rows)
     return report
 

@@ -11,6 +11,7 @@ from accumlint.runtime.ledger.graph import PASSAGE
 from accumlint.runtime.objects import parameters_of
 from accumlint.runtime.patches import Patches
 from accumlint.runtime.probes.modules import Modules
+from accumlint.runtime.probes.trainer import TRUSTED, takes_as_it_is
 from accumlint.runtime.recorder import CONTINUES, Recorder
 from accumlint.trace import Kind, Role
 
@@ -174,6 +175,8 @@ class _Backwards:
             if flags:
                 row.numbers["sync"] = flags
                 row.sync = next(iter(flags.values())) if len(set(flags.values())) == 1 else None
+            if takes_as_it_is():
+                row.options.append(TRUSTED)
             recorder.tell("backward_begins", row, given, seeds)
             recorder.in_backward = row
             return row

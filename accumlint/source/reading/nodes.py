@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 _PLAIN_FIELDS = frozenset(
     """
-    ctx op ops id attr arg name names n s kind type_comment level module asname conversion
+    ctx op ops id attr arg name names kwd_attrs n s kind type_comment level module asname conversion
     """.split()
 )
 _fields: dict[type[ast.AST], tuple[str, ...]] = {}

@@ -199,6 +199,8 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
         factors = factors_of(state, other, other_power, other_node)
         if op is ast.Mult and base.reduced and _is_width(other):
             factors = (Factor(Quantity.CONSTANT, 1, None, text),)
+        elif op is ast.Mult and not base.reduced and isinstance(other, Opaque) and "compared" in other.causes:
+            factors = ()  # a mask leaves some of the losses and scales none
         made = state.opaque(key, text, base, other, reduced=base.reduced, scaler=base.scaler, attached=base.attached or _attached(other))
         made.weight = _with(base.weight, factors)
         if made.weight is not None and isinstance(other, Opaque) and other.forwards and base.forwards:

@@ -281,9 +281,9 @@ class Calls(State):
         self._initialise(instance, call)
         return instance
 
-    def begun(self, cls: Class, node: ast.Call) -> Value:
-        """An object of a class as far as its __init__ gets: with nothing given, that may raise where a run that trains does not."""
-        call = Call(node, cls.node.name, "", cls, None, [], {})
+    def begun(self, cls: Class, node: ast.Call, given: dict[str, Value] | None = None) -> Value:
+        """An object of a class as far as its __init__ gets: with little given, that may raise where a run that trains does not."""
+        call = Call(node, cls.node.name, "", cls, None, [], given or {})
         known = self.vocabulary.construct(self._machine, cls, call)
         if isinstance(known, Thing):
             return known
@@ -291,6 +291,14 @@ class Calls(State):
         with suppress(SourceRaised):
             self._initialise(instance, call)
         return instance
+
+    def left_open(self, cls: Class) -> dict[str, Value]:
+        """What a run that is not seen may give to __init__ in place of None."""
+        init = cls.find("__init__")
+        if not isinstance(init, Function):
+            return {}
+        empty = [name for name, value in init.defaults.items() if isinstance(value, Known) and value.value is None]
+        return {name: self.parameter(init, name) for name in empty}
 
     def _initialise(self, instance: Instance, call: Call) -> None:
         init = instance.cls.find("__init__")

@@ -179,7 +179,7 @@ class Rehearsal:
         if not isinstance(cls, Class):
             return None
         call = ast.copy_location(ast.Call(ast.Name(owner.name, ast.Load()), [], []), owner)
-        instance = machine.begun(cls, call)
+        instance = machine.begun(cls, call, machine.left_open(cls) if self.drive is not None else None)
         return machine.attribute(instance, self.entry.name, self.entry) if isinstance(instance, Instance) else None
 
     def _drive(self, machine: Machine, function: Function) -> None:

@@ -297,4 +297,6 @@ def key_of(value: Value) -> Key:
         return ("object", value.actor.uid)
     if isinstance(value, Module):
         return ("module", value.path)
+    if isinstance(value, Builtin):
+        return ("builtin", value.name)
     return ("object", id(value))

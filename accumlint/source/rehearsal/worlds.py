@@ -148,8 +148,8 @@ class World:
         return holds
 
     def settle(self) -> None:
-        """What was answered so far deserves no world of its own."""
-        self.answers = {key: replace(answer, flips=False) for key, answer in self.answers.items()}
+        """What was answered so far comes last when worlds are chosen."""
+        self.answers = {key: replace(answer, weight=-1) for key, answer in self.answers.items()}
 
     def settings(self) -> tuple[tuple[str, str], ...]:
         """The answers as a person reads them, the forced ones first."""

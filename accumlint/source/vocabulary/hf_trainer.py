@@ -61,7 +61,7 @@ SIEVE = ((b"def compute_loss", b"Trainer"), (b"def training_step", b"num_items_i
 K_TEXT = "gradient_accumulation_steps"
 KEY = "transformers"
 TRUSTED = "trusted"  # the framework takes the loss as normalised over the window, and divides it by nothing
-COUNT_OFFERED = "count-offered"  # it divides by K, and would count if it were told so
+INSIDE = "inside"  # an event of the Trainer's own loop, which is placed at the override that it calls
 COUNTS = (Quantity.GLOBAL_UNITS, Quantity.WINDOW_UNITS)
 
 
@@ -98,7 +98,9 @@ def _drive_class(machine: Machine, function: Function, *, cls: facts.TrainerClas
     own = machine.globals.find(cls.node.name)
     trainer = function.bound
     if isinstance(own, Class) and not (isinstance(trainer, Instance) and trainer.cls is own):
-        trainer = machine.begun(own, ast.copy_location(ast.Call(ast.Name(cls.node.name, ast.Load()), [], []), cls.node))
+        trainer = machine.begun(
+            own, ast.copy_location(ast.Call(ast.Name(cls.node.name, ast.Load()), [], []), cls.node), machine.left_open(own)
+        )
     if not isinstance(trainer, Instance):
         return
     machine.world.settle()
@@ -217,7 +219,7 @@ def _windows(machine: Machine, training: Training, step: object, *, counted: boo
     size = machine.world.k
     for at in range(2 * size):
         if at % size == 0 and counted:
-            training.count = _count(machine, training, at)
+            training.count = _count(machine, training)
         machine.recorder.turns.append(OpenTurn(training.function.lineno, at, 0, endless=True))
         last = at % size == size - 1
         training.model.sync = TRUE if last else FALSE
@@ -237,14 +239,16 @@ def _update(machine: Machine, training: Training, optimizer: Actor) -> None:
         (Kind.ZERO, "model.zero_grad()"),
     ):
         targets = () if kind is Kind.SCHEDULE else (optimizer,)
-        machine.recorder.emit(kind, _node(machine, training.function, text), targets=targets, options=frozenset({"gated", "prepared"}))
+        machine.recorder.emit(
+            kind, _node(machine, training.function, text), targets=targets, options=frozenset({"gated", "prepared", INSIDE})
+        )
 
 
-def _count(machine: Machine, training: Training, window: int) -> Opaque:
+def _count(machine: Machine, training: Training) -> Opaque:
     """`num_items_in_batch`: the labels of the window, over all ranks or of this one."""
     quantity = Quantity.GLOBAL_UNITS if training.averages_tokens else Quantity.WINDOW_UNITS
     made = machine.opaque(
-        (KEY, "count", window), facts.COUNT, quantity=quantity, reduced=True, name=facts.COUNT, causes=frozenset({TOLD_THE_COUNT})
+        (KEY, "count"), facts.COUNT, quantity=quantity, reduced=True, name=facts.COUNT, causes=frozenset({TOLD_THE_COUNT})
     )
     made.weight = Weight((Factor(quantity, 1, None, facts.COUNT, None, root=facts.COUNT, guarded=True),))
     return made
@@ -283,11 +287,9 @@ def _go_backward(machine: Machine, training: Training, loss: Value) -> None:
     call = Call(node, "backward", "", NONE, None, [loss], {})
     weight = loss.weight if isinstance(loss, Opaque) else None
     normalised = training.normalised
-    options = {TRUSTED} if normalised else set()
+    options = {INSIDE, TRUSTED} if normalised else {INSIDE}
     if normalised is None:
         normalised = weight is not None and (bool(weight.of(*COUNTS)) or weight.power(Quantity.ACCUMULATION) < 0)
-    elif not normalised:
-        options.add(COUNT_OFFERED)
     factors = () if normalised else division(machine, training.k, node, K_TEXT)
     emit_backward(machine, call, loss, *options, factors=factors, note=training.since if normalised else "")
 

@@ -42,8 +42,14 @@ class TrainerClass:
 
 
 def trainer_classes(index: Index) -> tuple[TrainerClass, ...]:
-    """The classes whose overrides a Trainer calls, those before others that derive from them last."""
-    return index.once("trainer classes", index.tree, lambda _: tuple(_find_classes(index)))
+    """The classes whose overrides a Trainer calls; not those that only serve as a base of another one in the file."""
+    return index.once("trainer classes", index.tree, lambda _: tuple(_trainer_classes(index)))
+
+
+def _trainer_classes(index: Index) -> list[TrainerClass]:
+    found = list(_find_classes(index))
+    bases = {id(each) for cls in found if cls.base != "unknown" for each in cls.family[1:]}
+    return [cls for cls in found if cls.base != "unknown" or id(cls.node) not in bases]
 
 
 def _find_classes(index: Index) -> Iterator[TrainerClass]:
