@@ -257,7 +257,7 @@ class Facts:
 
     def mentions_loss(self, node: ast.AST) -> bool:
         """Whether a function forms a loss, so that following it can tell the weight."""
-        return self.once("loss", node, _names_loss)
+        return self.once("loss", node, names_loss)
 
     def is_open_constant(self, name: str, at: ast.AST) -> bool:
         """Whether a name is only ever given plain values: a setting, not a counter."""
@@ -269,7 +269,8 @@ def _file_of(node: ast.AST) -> int:
     return line // FILE_LINES
 
 
-def _names_loss(node: ast.AST) -> bool:
+def names_loss(node: ast.AST) -> bool:
+    """Whether something is called a loss, or reduced as one is."""
     return any(
         (isinstance(part, ast.Name) and LOSS_WORDS.search(part.id))
         or (isinstance(part, ast.Attribute) and (LOSS_WORDS.search(part.attr) or part.attr in {"mean", "sum"}))

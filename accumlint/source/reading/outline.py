@@ -9,25 +9,27 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 
-from accumlint.source.reading.facts import ACCUMULATION_NAME, BACKWARD_NAMES, CLIP_NAMES, FILE_LINES, LOSS_WORDS, TRACKED
+from accumlint.source.reading.facts import ACCUMULATION_NAME, BACKWARD_NAMES, CLIP_NAMES, FILE_LINES, LOSS_WORDS, TRACKED, names_loss
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Source
 
 TRAINING_WORDS = (
     BACKWARD_NAMES
     | CLIP_NAMES
-    | TRACKED
+    | (TRACKED - {"requires_grad", "requires_grad_", "nullcontext"})
     | frozenset(
         """
-        step zero_grad unscale_ grad accumulate gradient_state all_gather reduce_gradients init_process_group DistributedSampler
-        update loss_scaler train_batch train_step get_world_size world_size
+        step zero_grad unscale_ accumulate gradient_state reduce_gradients init_process_group DistributedSampler loss_scaler
+        train_batch train_step
         """.split()
     )
 )
 UPDATE_WORDS = frozenset(
     {"step", "zero_grad", "no_sync", "train_batch", "loss_scaler", "require_backward_grad_sync", "set_requires_gradient_sync"}
 )
-EVIDENCE = re.compile(r"ignore_?index|pad_sequence|pad_token|[Cc]ollat|IGNORE|bucket", re.IGNORECASE)
+EVIDENCE = re.compile(r"ignore_?index|pad_sequence|label_pad_token|DataCollator|BucketIterator|IGNORE_|dist_autograd", re.IGNORECASE)
+IGNORED = 100  # with a minus before it, the target that losses ignore
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Imported = ast.Import | ast.ImportFrom
 
 
@@ -45,9 +47,19 @@ class Piece:
         self.backward = self.update = self.trains = self.matters = False
         for part in walk(node):
             self._note(part)
-        self.matters = self.matters or self.trains
         self.is_model = isinstance(node, ast.ClassDef) and any(
             isinstance(member, ast.FunctionDef) and member.name == "forward" for member in node.body
+        )
+        self.matters = self.matters or (self.backward if self.is_model else self.trains)
+
+    @property
+    def kept(self) -> ast.stmt:
+        """The statement as it is followed: of a model that does not train itself what forms its loss."""
+        if not self.is_model or self.backward or not isinstance(self.node, ast.ClassDef):
+            return self.node
+        body = [each for each in self.node.body if not isinstance(each, FUNCTIONS) or each.name == "forward" or names_loss(each)]
+        return ast.copy_location(
+            ast.ClassDef(**{**{name: getattr(self.node, name) for name in self.node._fields}, "body": body}), self.node
         )
 
     def _note(self, part: ast.AST) -> None:

@@ -116,7 +116,7 @@ class _Builder:
         for path, outline in self.read.items():
             if outline is not self.main and any(id(node) in kept for node in outline.source.tree.body):
                 program.outlines[path] = outline
-                program.kept[path] = [node for node in outline.source.tree.body if id(node) in kept or _is_import(node)]
+                program.kept[path] = [outline.piece(node).kept for node in outline.source.tree.body if id(node) in kept or _is_import(node)]
         program.asked = tuple(sorted(self._asked()))
         program.ends = tuple(self.ends)
         pieces = [piece for piece in self.order if piece.outline is self.main or id(piece.node) in kept]
@@ -154,7 +154,8 @@ class _Builder:
             elif outline.stars and name not in outline.bindings:
                 self._star(piece, name)
             if outline is not self.main:
-                for node in outline.bindings.get(name, ()):
+                binding = outline.bindings.get(name, ())
+                for node in binding if piece.node not in binding else ():
                     if not _is_import(node):
                         self._demand(outline, node, depth, piece)
         for statement in piece.imports:
@@ -236,7 +237,7 @@ class _Builder:
             piece = waiting.popleft()
             for number in self.children[id(piece.node)]:
                 inner = self.pieces[number]
-                small = inner.size <= SMALL and not inner.is_model
+                small = inner.size <= SMALL and not inner.is_model and not _sets_field(inner.node)
                 if number in kept or not (number in matters or small or getattr(inner.node, "name", "") in bases):
                     continue
                 if inner.outline.path not in files and len(files) >= MOST_FILES:
@@ -249,6 +250,11 @@ class _Builder:
 
 def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
+def _sets_field(node: ast.stmt) -> bool:
+    """`settings.train.epochs = 10`: of a table of settings only what matters is kept."""
+    return isinstance(node, ast.Assign) and all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
 
 
 def _known_by_name(node: ast.stmt) -> bool:

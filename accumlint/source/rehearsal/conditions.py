@@ -24,6 +24,7 @@ from accumlint.source.rehearsal.values import (
 from accumlint.trace import Guard, Kind
 
 PERSONAL = ("loss", "data", "memory", "clock", "rank")
+WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"})
 LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
@@ -164,6 +165,8 @@ class Conditions(State):
             holds = self.truth(test, prefers, flips=bool(kinds or other) or returns, weight=len(kinds | other))
         elif kinds or other:
             holds = self.truth(test, len(kinds) >= len(other), weight=len(kinds | other))
+        elif wraps_model(node.orelse) and not wraps_model(node.body):
+            holds = self.truth(test, False)
         elif self.index.keeps_books(node):
             holds = self.truth(test, self.index.keeps_books(node.body), flips=False)
         else:
@@ -334,6 +337,11 @@ class Conditions(State):
             guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
             options = frozenset({"agreed"}) if test.agreed else frozenset()
             self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=frozenset({Kind.BACKWARD}), leaves="branch", options=options)
+
+
+def wraps_model(statements: Sequence[ast.stmt]) -> bool:
+    """Whether a wrapper that synchronises is put around a model."""
+    return any(isinstance(part, ast.Call) and terminal(part.func) in WRAPPERS for statement in statements for part in walk(statement))
 
 
 def ways_out(body: Sequence[ast.stmt]) -> set[str]:

@@ -306,3 +306,34 @@ def test_an_instance_passed_as_an_argument(lint: Lint, wrong: bool) -> None:
         """,
     }
     assert lint(files) == ({("stepper.py", "ACC302", "self.optimizer.zero_grad()")} if wrong else set())
+
+
+def test_a_model_is_wrapped_in_one_branch_only(lint: Lint) -> None:
+    """The other branch shards it: neither way goes round a wrapper."""
+    files = {
+        "loop.py": """
+            def fit(model, loader, optimizer, k):
+                for i, (x, y) in enumerate(loader):
+                    last = (i + 1) % k == 0
+                    model.require_backward_grad_sync = last
+                    (model(x, labels=y)[0] / k).backward()
+                    if last:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        """,
+        "main.py": """
+            import torch
+            from loop import fit
+            from torch.nn.parallel import DistributedDataParallel
+
+            def main(args, loader):
+                model = create_model(args)
+                if args.fsdp:
+                    model.shard()
+                    wrapped = model
+                else:
+                    wrapped = DistributedDataParallel(model.to(0))
+                fit(wrapped, loader, torch.optim.AdamW(wrapped.parameters()), args.k)
+        """,
+    }
+    assert lint(files) == set()
