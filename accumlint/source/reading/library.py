@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from dataclasses import dataclass
 
 from accumlint.source.reading.leads import Leads
@@ -13,6 +14,13 @@ from accumlint.source.reading.parse import Problem, parse
 MOST_BYTES = 400_000  # of one file that is followed into
 MOST_KEPT = 8_000_000  # bytes of the files that are kept in memory
 DEEPEST_CHAIN = 8  # re-exports
+SMALL_FILE = 6_000  # bytes
+
+# What a file must mention to be followed into from afar, and from the file itself or one that trains.
+STRONG = re.compile(
+    rb"backward|zero_grad|no_sync|GradScaler|clip_grad|DistributedDataParallel|FullySharded|fully_shard|unscale_|loss_scaler|grad_sync"
+)
+WEAK = re.compile(rb"loss|ignore_index|-100|accum|\.step\b|pad_sequence|DistributedSampler|yield|dataclass", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,8 @@ class Library:
         self.prunes = prunes  # whether long files are cut down to what the usual words of training reach
         self.imports = leads.imports
         self.problems: dict[str, str] = {}  # files that could not be read, and why
+        self.looked_at: set[str] = set()  # files that answers rested on since somebody emptied this
+        self._levels: dict[str, int] = {}
         self._outlines: dict[str, Outline | None] = {}
         self._count = 0
         self._bytes = 0
@@ -63,13 +73,19 @@ class Library:
         self._count += 1
         return Outline(source, self._count)
 
-    def target(self, outline: Outline, node: Imported, alias: ast.alias) -> Definition | None:
-        """What an import brings; None where it cannot be told."""
-        if alias.name == "*":
-            return None
-        return self._target(outline.path, node, alias, 0)
+    def level(self, path: str) -> int:
+        """How much the words of a file promise, without parsing it: 2 that it trains, 1 that it has to do with training."""
+        known = self._levels.get(path)
+        if known is None:
+            known = self._levels[path] = _level(path)
+        self.looked_at.add(path)
+        return known
 
-    def _target(self, path: str, node: Imported, alias: ast.alias, depth: int) -> Definition | None:
+    def target(self, outline: Outline, node: Imported, alias: ast.alias, least: int = 0) -> Definition | None:
+        """What an import brings; None where it cannot be told, or lies in a file that promises less than asked for."""
+        return self._target(outline.path, node, alias, 0, least)
+
+    def _target(self, path: str, node: Imported, alias: ast.alias, depth: int, least: int) -> Definition | None:
         level, dotted = module_of(node, alias)
         if not isinstance(node, ast.ImportFrom):
             wanted = alias.name if alias.asname else alias.name.split(".")[0]
@@ -81,22 +97,22 @@ class Library:
         if found == path:  # `from . import engine` in the package's own file
             inner = self.imports.submodule(path, alias.name)
             return Definition(inner) if inner is not None else None
-        return self.define(found, alias.name, depth + 1)
+        return self.define(found, alias.name, least, depth + 1)
 
-    def define(self, path: str, name: str, depth: int = 0) -> Definition | None:
+    def define(self, path: str, name: str, least: int = 0, depth: int = 0) -> Definition | None:
         """Where a module's name comes from, through re-exports."""
-        if depth > DEEPEST_CHAIN:
+        if depth > DEEPEST_CHAIN or self.level(path) < least:
             return None
         outline = None if path.endswith(os.sep) else self.outline(path)
         if outline is not None:
             known = outline.imported.get(name)
             if known is not None and len(outline.bindings.get(name, ())) == 1:
-                return self._target(path, known[0], known[1], depth + 1)
+                return self._target(path, known[0], known[1], depth + 1, least)
             if name in outline.bindings:
                 return Definition(path, name)
             for star in outline.stars:
                 found = self.imports.module(path, star.module or "", star.level)
-                inner = self.define(found, name, depth + 1) if found is not None else None
+                inner = self.define(found, name, least, depth + 1) if found is not None else None
                 if inner is not None:
                     return inner
         module = self.imports.submodule(path, name)
@@ -108,3 +124,16 @@ def module_of(node: Imported, alias: ast.alias) -> tuple[int, str]:
     if isinstance(node, ast.ImportFrom):
         return node.level, node.module or ""
     return 0, alias.name
+
+
+def _level(path: str) -> int:
+    if path.endswith(os.sep) or os.path.basename(path) == "__init__.py":
+        return 2  # passes on what others define
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES)
+    except OSError:
+        return 0
+    if STRONG.search(data):
+        return 2
+    return 1 if len(data) <= SMALL_FILE or WEAK.search(data) else 0

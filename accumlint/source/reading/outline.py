@@ -24,6 +24,7 @@ TRAINING_WORDS = (
         """.split()
     )
 )
+WEAK_WORDS = frozenset({"step", "init_process_group", "DistributedSampler", "accumulate", "gradient_state", "all_reduce"})
 UPDATE_WORDS = frozenset(
     {"step", "zero_grad", "no_sync", "train_batch", "loss_scaler", "require_backward_grad_sync", "set_requires_gradient_sync"}
 )
@@ -44,7 +45,7 @@ class Piece:
         self.imports: list[Imported] = []
         self.bases: set[str] = set()  # the last parts of the names of base classes
         self.size = 0
-        self.backward = self.update = self.trains = self.matters = False
+        self.backward = self.update = self.strong = self.trains = self.matters = False
         for part in walk(node):
             self._note(part)
         self.is_model = isinstance(node, ast.ClassDef) and any(
@@ -87,6 +88,7 @@ class Piece:
             self.trains = True
             self.backward = self.backward or word in BACKWARD_NAMES or word in {"loss_scaler", "train_batch"}
             self.update = self.update or word in UPDATE_WORDS
+            self.strong = self.strong or word not in WEAK_WORDS
         elif not self.matters:
             self.matters = bool(LOSS_WORDS.search(word) or ACCUMULATION_NAME.search(word) or EVIDENCE.search(word))
 

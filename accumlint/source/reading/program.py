@@ -19,9 +19,12 @@ from accumlint.source.reading.parse import Source
 from accumlint.source.reading.slices import prune
 
 LONG_FILE = 1_500  # lines; what training cannot reach is cut out of a longer file before anything walks over it
-MOST_FILES = 30
-MOST_READ = 60  # files that are looked into
-MOST_STATEMENTS = 12_000
+MOST_FILES = 20
+MOST_ENDS = 8  # of the trail that are told
+MOST_READ = 40  # files that are looked into
+MOST_STATEMENTS = 6_000  # at the top level that are asked for
+MOST_KEPT = 4_000  # statements, in all, that are followed
+NEAR = 2  # how far from the file, or from what trains, losses, settings and evidence are of use
 DEEPEST = 6
 SMALL = 40  # statements: what is this small is followed even if it has no word of training
 BY_NAME = ("Scheduler", "Schedule", "LR")  # ends of the names of classes that are better known by their names
@@ -96,6 +99,7 @@ class _Builder:
     def __init__(self, main: Outline, library: Library) -> None:
         self.library = library
         library.imports.asked.clear()
+        library.looked_at.clear()
         self.main = main
         self.program = Program(main.source, library=library)
         self.pieces: dict[int, Piece] = {}  # demanded, by the id of the statement
@@ -105,7 +109,6 @@ class _Builder:
         self.read: dict[str, Outline] = {main.path: main}
         self.ends: dict[str, None] = {}
         self.pending: deque[Piece] = deque()
-        self.exports: dict[str, set[str]] = {}
 
     def built(self) -> Program:
         own = [self._demand(self.main, node, 0, None) for node in self.main.source.tree.body]
@@ -118,15 +121,14 @@ class _Builder:
                 program.outlines[path] = outline
                 program.kept[path] = [outline.piece(node).kept for node in outline.source.tree.body if id(node) in kept or _is_import(node)]
         program.asked = tuple(sorted(self._asked()))
-        program.ends = tuple(self.ends)
+        program.ends = tuple(self.ends)[:MOST_ENDS]
         pieces = [piece for piece in self.order if piece.outline is self.main or id(piece.node) in kept]
         program.backward = any(piece.backward for piece in pieces)
         program.update = any(piece.update for piece in pieces)
         return program
 
     def _asked(self) -> Iterator[str]:
-        yield from (path for path in self.read if path != self.main.path)
-        yield from self.exports
+        yield from (path for path in {*self.read, *self.library.looked_at} if path != self.main.path and not path.endswith(os.sep))
         yield from (folder.rstrip(os.sep) + os.sep for folder in self.library.imports.asked)
 
     # What is demanded.
@@ -165,7 +167,7 @@ class _Builder:
 
     def _import(self, piece: Piece, node: Imported, alias: ast.alias) -> None:
         name = alias.asname or alias.name.split(".")[0]
-        found = self.program.links.get(id(alias)) or self.library.target(piece.outline, node, alias)
+        found = self.program.links.get(id(alias)) or self.library.target(piece.outline, node, alias, self._least(piece, name))
         if found is None:
             return
         if found.dotted and not found.dotted.startswith(".") and not _renamed(node, alias, found):
@@ -173,10 +175,16 @@ class _Builder:
         self.program.links[id(alias)] = found
         self._reach(piece, found, name)
 
+    def _least(self, piece: Piece, name: str) -> int:
+        """How much a file must promise to be followed into from a statement: anything will do for a base class."""
+        if name in piece.bases:
+            return 0
+        return 1 if piece.outline is self.main or piece.strong else 2
+
     def _star(self, piece: Piece, name: str) -> None:
         for star in piece.outline.stars:
             path = self.library.imports.module(piece.outline.path, star.module or "", star.level)
-            found = self.library.define(path, name) if path is not None else None
+            found = self.library.define(path, name, self._least(piece, name)) if path is not None else None
             if found is not None and not found.dotted:
                 self.program.stars.setdefault(id(star.names[0]), {})[name] = found
                 self._reach(piece, found, name)
@@ -194,10 +202,9 @@ class _Builder:
                 self._member(piece, found.path, chain)
 
     def _member(self, piece: Piece, path: str, chain: tuple[str, ...]) -> None:
-        found = self.library.define(path, chain[0])
+        found = self.library.define(path, chain[0], self._least(piece, chain[0]))
         if found is None or found.dotted:
             return
-        self.exports.setdefault(path, set()).add(chain[0])
         if found.name:
             self._define(piece, found)
         elif len(chain) > 1:
@@ -222,16 +229,12 @@ class _Builder:
         for parent, children in self.children.items():
             for child in children:
                 parents[child].add(parent)
-        matters = {id(piece.node) for piece in self.order if piece.matters}
-        pending = list(matters)
-        while pending:
-            for parent in parents[pending.pop()]:
-                if parent not in matters:
-                    matters.add(parent)
-                    pending.append(parent)
+        matters = _led_to({id(piece.node) for piece in self.order if piece.strong}, parents, DEEPEST * 4)
+        matters |= _led_to({id(piece.node) for piece in self.order if piece.matters}, parents, NEAR)
         bases = {base for piece in self.order if id(piece.node) in matters or piece.outline is self.main for base in piece.bases}
         kept: set[int] = set()
         files: set[str] = set()
+        size = 0
         waiting = deque(own)
         while waiting:
             piece = waiting.popleft()
@@ -240,12 +243,26 @@ class _Builder:
                 small = inner.size <= SMALL and not inner.is_model and not _sets_field(inner.node)
                 if number in kept or not (number in matters or small or getattr(inner.node, "name", "") in bases):
                     continue
-                if inner.outline.path not in files and len(files) >= MOST_FILES:
+                full = len(files) >= MOST_FILES and inner.outline.path not in files
+                if full or size > (MOST_KEPT if inner.strong else MOST_KEPT // 3):
                     continue
+                size += inner.size
                 files.add(inner.outline.path)
                 kept.add(number)
                 waiting.append(inner)
         return kept
+
+
+def _led_to(goals: set[int], parents: dict[int, set[int]], steps: int) -> set[int]:
+    """The statements from which some goal is reached in so many steps, the goals among them."""
+    found = set(goals)
+    edge = goals
+    for _ in range(steps):
+        edge = {parent for one in edge for parent in parents[one]} - found
+        if not edge:
+            break
+        found |= edge
+    return found
 
 
 def _is_import(node: ast.stmt) -> bool:
