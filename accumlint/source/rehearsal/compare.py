@@ -174,6 +174,7 @@ class Comparisons(State):
             assert isinstance(left, Known)
             return Known(isinstance(op, (ast.Lt, ast.LtE, ast.NotEq)), left.roots, None, left.gates | gates, node)
         base = self.opaque(key, text, left, right)
+        base.forwards = frozenset()  # a comparison has no graph
         if base.born or "data" in base.causes:
             base.causes |= self._selects(left, right)
         base.gates |= gates

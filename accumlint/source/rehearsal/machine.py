@@ -223,7 +223,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         owner = model.owner if isinstance(model, Opaque) else None
         while isinstance(owner, (Opaque, Thing, Instance)):
             if isinstance(owner, Thing) and owner.actor.wrapper is not Wrapper.NONE:
-                return owner, True
+                return owner, "prepared" not in owner.actor.options  # a wrapper chosen at launch: DDP would refuse, others pass it on
             if isinstance(owner, (Thing, Instance)) and owner.wrapped_by is not None:
                 return owner.wrapped_by, True
             owner = owner.owner if isinstance(owner, Opaque) else None

@@ -33,7 +33,9 @@ from accumlint.source.vocabulary.accelerate_state import (
     engine_behind,
     engine_of,
     gradients,
+    is_given_back,
     is_prepared,
+    is_table,
     is_unfit,
     make,
     make_plugin,
@@ -51,10 +53,15 @@ if TYPE_CHECKING:
 
 PACKAGES = frozenset({"accelerate"})
 SIGNS = frozenset({"Accelerator", "accelerator"})
-TRACKED = frozenset(
-    {"Accelerator", "AttnProcsLayers", "GradientAccumulationPlugin", "prepare", "prepare_model", "prepare_optimizer", "prepare_scheduler"}
-)
-KINDS = {"accumulate": {Kind.SYNC_OFF}, "trigger_sync_in_backward": {Kind.SYNC_OFF}, "save_state": {Kind.SAVE}}
+TRACKED = frozenset({"Accelerator", "AttnProcsLayers", "GradientAccumulationPlugin"})
+# A branch that prepares is gone down in one world and not in the other, like one that trains.
+PREPARING = ("prepare", "prepare_model", "prepare_optimizer", "prepare_scheduler")
+KINDS = {
+    **{name: {Kind.OPAQUE} for name in PREPARING},
+    "accumulate": {Kind.SYNC_OFF},
+    "trigger_sync_in_backward": {Kind.SYNC_OFF},
+    "save_state": {Kind.SAVE},
+}
 GATED = "gated"
 HELD_BACK = "step-held-back"  # a fact: a boundary by hand at which the engine ignores the step
 
@@ -81,7 +88,7 @@ def prepare(state: Machine, call: Call) -> Value | None:
 
 
 def _prepared(state: Machine, engine: Engine, value: Value) -> Value:
-    role = role_of(state, value)
+    role = None if is_table(state, value) else role_of(state, value)
     if isinstance(value, Instance) and value.cls.find("step") is not None:
         return value  # a helper around an optimizer: its methods are followed
     if role is Role.MODEL or _is_module(state, value, role):
@@ -99,6 +106,8 @@ def _is_module(state: Machine, value: Value, role: Role | None) -> bool:
     if isinstance(value, Instance):
         return value.cls.find("forward") is not None
     used: set[str] = state.index.usage.get(last_name(value), set())
+    if is_table(state, value):
+        return False
     return role is None and isinstance(value, Opaque) and bool(used & {"parameters", "named_parameters"})
 
 
@@ -268,7 +277,7 @@ def step(state: Machine, call: Call) -> Value | None:
     begun = len(state.recorder.events)
     made = torch_training.step(state, call)
     if role is Role.OPTIMIZER:
-        _mark_steps(state, engine, begun, call)
+        _mark_steps(state, engine, owner, begun, call)
     return made
 
 
@@ -276,10 +285,10 @@ def _is_followed(owner: Value) -> bool:
     return isinstance(owner, Instance)
 
 
-def _mark_steps(state: Machine, engine: Engine, begun: int, call: Call) -> None:
+def _mark_steps(state: Machine, engine: Engine, owner: Value, begun: int, call: Call) -> None:
     """The step is the engine's: held back inside windows, and through the scaler under fp16."""
     events = state.recorder.events
-    scaler = engine.scaler
+    scaler = engine.scaler if is_given_back(state, owner) else None
     for at in range(begun, len(events)):
         if events[at].kind is Kind.STEP:
             options = events[at].options | ({GATED} if engine.entered else set())
@@ -292,7 +301,11 @@ def _note_held_back(state: Machine) -> None:
     """A test against K says that the window ends here, and the engine says that it does not."""
     names = [name for root in state.world.knowledge.accumulations.values() for name in re.findall(r"\w+", root.text)[-1:]]
     for guard in state.recorder.guards:
-        if guard.cause == "gate" and "sync_gradients" not in guard.text and set(names) & set(re.findall(r"\w+", guard.text)):
+        if (
+            guard.cause == "gate"
+            and "sync_gradients" not in guard.text
+            and any(re.search(rf"%[\s\w.()\[\]'\"]*\b{name}\b", guard.text) for name in names)
+        ):
             known = state.recorder.facts.setdefault(HELD_BACK, [])
             if all(one.place != guard.place for one in known):
                 known.append(Evidence(guard.place, guard.text))
@@ -326,7 +339,7 @@ def unscale(state: Machine, call: Call) -> Value | None:
 
 def _unscale(state: Machine, engine: Engine, call: Call) -> None:
     """Where fp16 is only a choice at launch, the calls off the boundary are told by their clip."""
-    scaler = engine.scaler or (engine.may_scale if engine.shared.sync else None)
+    scaler = engine.scaler or (engine.may_scale if engine.shared.sync and not state.in_hook else None)
     given = actor_of(state.force(call.argument(0, "optimizer") or NONE)) if call.name == "unscale_gradients" else None
     targets = (given,) if given is not None else tuple(engine.optimizers)
     if scaler is not None and targets:
@@ -424,7 +437,7 @@ FUNCTIONS: dict[str, Handler] = {
     "extract_model_from_parallel": unwrap,
 }
 METHODS: dict[str, Handler] = {
-    **dict.fromkeys(("prepare", "prepare_model", "prepare_optimizer", "prepare_scheduler", "prepare_data_loader"), prepare),
+    **dict.fromkeys((*PREPARING, "prepare_data_loader"), prepare),
     **dict.fromkeys(("autocast", "join_uneven_inputs", "profile", "main_process_first", "local_main_process_first"), context),
     **dict.fromkeys(("gather", "gather_for_metrics", "reduce", "pad_across_processes"), gathered),
     **dict.fromkeys(("wait_for_everyone", "print", "log", "end_training", "init_trackers", "free_memory", "clear"), nothing),

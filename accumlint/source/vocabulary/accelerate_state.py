@@ -32,6 +32,7 @@ class Gradients:
     sync: bool = True
     engine: Engine | None = None  # the one that was used last
     owners: dict[int, Engine] = field(default_factory=dict)  # whose a prepared object is, by uid
+    names: set[str] = field(default_factory=set)  # of what `prepare` gave back
     made: set[int] = field(default_factory=set)  # uids of what `prepare` gave back
     raw: set[int] = field(default_factory=set)  # uids of what it was given, where something else came back
 
@@ -139,7 +140,6 @@ def _by_name(state: Machine, owner: Opaque, name: str, accumulates: bool) -> Eng
             state.world.knowledge.learn_accumulation(root)
         k = Known(state.world.k, frozenset({root}), root) if accumulates else ONE
         known = Engine(make_actor(Role.ENGINE, name, known=False), k, gradients(state), known=accumulates)
-        known.may_scale = Actor(state.uid(), f"{name}.scaler", Role.SCALER)
         state.memory[(KEY, "named", name)] = state.memory[(KEY, known.actor.uid)] = known
     owner.actor = known.actor
     return known
@@ -156,6 +156,7 @@ def engine_behind(state: Machine, value: Value) -> Engine | None:
 def remember(engine: Engine, made: Actor, raw: Actor | None) -> None:
     shared = engine.shared
     shared.made.add(made.uid)
+    shared.names.add(made.name)
     shared.owners[made.uid] = engine
     if raw is not None:
         shared.raw.add(raw.uid)
@@ -173,9 +174,28 @@ def is_prepared(state: Machine, value: Value | None) -> bool:
     if actor is not None and actor.uid in shared.raw:
         return False
     names = state.index.once("prepared names", state.index.tree, lambda _: _prepared_names(state.index))
+    if actor is not None and actor.known and actor.name in shared.names:
+        return False  # another object of that name was
     if names is None:
         return not (isinstance(value, Thing) and value.actor.known)
     return ANYTHING in names or bool(_words(value) & names)
+
+
+def is_given_back(state: Machine, value: Value | None) -> bool:
+    """Whether an object was surely prepared, or at least not seen being made."""
+    actor = actor_of(value)
+    return actor is None or not actor.known or actor.uid in gradients(state).made
+
+
+def is_table(state: Machine, value: Value | None) -> bool:
+    """Whether a name stands for several objects, `model[key]`: what prepare is given so comes back as it was."""
+    names = state.index.once("tables", state.index.tree, lambda _: _subscripted(state.index))
+    return isinstance(value, Opaque) and last_name(value) in names
+
+
+def _subscripted(index: Index) -> frozenset[str]:
+    nodes = (node for node in walk(index.tree) if isinstance(node, ast.Subscript))
+    return frozenset(terminal(node.value) for node in nodes if not isinstance(node.slice, (ast.Slice, ast.Tuple)))
 
 
 ANYTHING = "*"

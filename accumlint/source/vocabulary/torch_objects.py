@@ -71,7 +71,8 @@ def optimizer(state: Machine, call: Call) -> Value | None:
     first = call.argument(0, "params")
     owner = parameters_owner(state.force(first)) if first is not None else None
     if isinstance(first, Items) and owner is None:
-        owner = next((found for found in (_group_owner(state, item) for item in first.items) if found is not None), None)
+        owners = [found for found in (_group_owner(state, item) for item in first.items) if found is not None]
+        owner = owners[0] if len({id(raw_module(state.force(one))) for one in owners}) == 1 else None  # it may hold several models
     return new_optimizer(state, call.name, owner)
 
 

@@ -180,6 +180,8 @@ def detached(state: Machine, call: Call) -> Value | None:
     made.causes |= {"loss"} if value.forwards else set()
     made.forwards, made.attached, made.weight, made.reduced = frozenset(), False, value.weight if value.quantity else None, value.reduced
     made.quantity, made.guarded = value.quantity, value.guarded
+    if call.name == "detach_" and isinstance(value, Opaque):
+        value.forwards, value.attached = frozenset(), False
     return made
 
 
