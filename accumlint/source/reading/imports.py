@@ -6,6 +6,12 @@ import os
 from collections.abc import Sequence
 
 MARKERS = frozenset({"pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg", "accumlint.toml"})  # what the root of a project holds
+# What their vocabularies know better than their sources would tell, also in the frameworks' own repositories.
+SPOKEN_FOR = frozenset(
+    """
+    accelerate catalyst composer deepspeed fastai ignite lightning lightning_fabric mmcv mmengine pytorch_lightning transformers trl
+    """.split()
+)
 HIGHEST = 16  # folders that are climbed in search of the root
 
 
@@ -76,6 +82,8 @@ class Imports:
 
     def module(self, path: str, dotted: str, level: int = 0) -> str | None:
         """The file of a module that is imported in `path`; for a package without `__init__.py` its folder, with a separator at its end."""
+        if not level and dotted.partition(".")[0] in SPOKEN_FOR:
+            return None
         folder = os.path.dirname(path)
         key = (folder, "." * level + dotted)
         if key not in self._found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accumlint.source.reading.imports import SPOKEN_FOR
 from accumlint.source.reading.parse import Source, parse
 from accumlint.source.reading.sieve import FRAMEWORK_ENTRIES
 from accumlint.source.rehearsal.rehearse import rehearsals
@@ -31,6 +32,11 @@ def g(model, opt, loader, k):
 def test_the_sieve_knows_the_entries_of_every_framework() -> None:
     told = {pair for module in frameworks() for pair in getattr(module, "SIEVE", ())}
     assert told == set(FRAMEWORK_ENTRIES)
+
+
+def test_no_file_of_a_framework_is_read_where_its_vocabulary_speaks() -> None:
+    packages = {name for module in frameworks() for name in module.PACKAGES}
+    assert packages >= SPOKEN_FOR - {"composer"}
 
 
 def test_every_framework_says_in_its_first_line_what_it_is() -> None:
