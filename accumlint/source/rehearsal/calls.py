@@ -173,7 +173,11 @@ class Calls(State):
                 return self.run_frame(frame, body)
             finally:
                 self.model_calls.pop()
-        return self.run_frame(frame, body)
+        begun = len(self.recorder.events)
+        result = self.run_frame(frame, body)
+        if node is not None and self.running and any(event.kind is Kind.LOSS for event in self.recorder.events[begun:]):
+            self.loss_calls[id(self.running[-1])] = node
+        return result
 
     def run_frame(self, frame: Frame, body: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
         outer = self.frame

@@ -163,6 +163,7 @@ class State:
         self.model_calls: list[ast.AST] = []  # calls of a wrapped model's own methods that are being followed
         self.consumers: list[ast.For | ast.AsyncFor] = []  # loops whose bodies run at the yields of generators
         self.yield_roots: list[Root] = []  # what bounds the loops that yield, in the generator being collected
+        self.loss_calls: dict[int, ast.Call] = {}  # by the id of a function, its last call of one that forms a loss
         self.pieces: dict[int, str] = {}  # what the loops over the micro-batches of one window go over, by line
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
 

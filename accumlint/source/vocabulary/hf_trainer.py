@@ -184,6 +184,10 @@ def _begin(machine: Machine, function: FunctionNode, normalised: bool | None) ->
 def _equip(machine: Machine, trainer: Instance, training: Training, cls: facts.TrainerClass) -> None:
     """Gives a trainer what Trainer.__init__ would."""
     machine.memory[KEY] = training
+    for name in facts.filled_later(cls):
+        value = trainer.attributes.get(name)
+        if isinstance(value, Known) and value.value is None:
+            trainer.attributes[name] = machine.opaque((KEY, "kept", name), f"self.{name}", born=frozenset({0}), causes=frozenset({"data"}))
     trainer.attributes["model"] = training.model.inner or training.model
     trainer.attributes["model_wrapped"] = training.model
     trainer.attributes["accelerator"] = training.engine
@@ -273,10 +277,21 @@ def _training_step(machine: Machine, training: Training, trainer: Instance, batc
     override = trainer.cls.find("compute_loss")
     if isinstance(override, Function):
         named = {} if isinstance(training.count, Known) else {facts.COUNT: training.count}
+        begun = len(machine.recorder.events)
         loss = machine.force(machine.call_function(bind(override, trainer), [training.model, batch], named, None))
+        _name_helper(machine, override, begun)
     else:
         loss = _own_loss(machine, training, _node(machine, training.function, "self.compute_loss(model, inputs)"), [batch], training.count)
     _go_backward(machine, training, loss)
+
+
+def _name_helper(machine: Machine, override: Function, begun: int) -> None:
+    """Where the loss was formed in a helper, the call of that helper in the override is where it can be mended."""
+    losses = [event for event in machine.recorder.events[begun:] if event.kind is Kind.LOSS]
+    node = machine.loss_calls.get(id(override.node))
+    first, last = override.node.lineno, override.node.end_lineno or override.node.lineno
+    if losses and node is not None and not first <= losses[-1].place.line <= last:
+        machine.recorder.emit(Kind.LOSS, node, weight=losses[-1].weight)
 
 
 def _go_backward(machine: Machine, training: Training, loss: Value) -> None:

@@ -197,6 +197,17 @@ def is_given_a_loss(cls: TrainerClass) -> bool:
     )
 
 
+def filled_later(cls: TrainerClass) -> set[str]:
+    """The attributes that methods other than __init__ set: what begins as None is there by the time that a loss is computed."""
+    methods = (
+        each
+        for part in cls.family
+        for each in part.body
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.name != "__init__"
+    )
+    return {part.attr for each in methods for part in walk(each) if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)}
+
+
 def is_counted(index: Index, cls: TrainerClass) -> bool:
     """Whether the batches surely hold labels, which is what the Trainer counts."""
     if cls.base == "language" or index.identifiers & COLLATORS:

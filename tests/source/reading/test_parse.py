@@ -8,6 +8,7 @@ import warnings
 import pytest
 
 from accumlint.source.reading.depth import MAX_BLOCKS, MAX_EXPRESSION
+from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Problem, Source, parse
 
 
@@ -192,3 +193,8 @@ class TestDepth:
         started = time.perf_counter()
         read(text)
         assert time.perf_counter() - started < 10
+
+
+def test_class_patterns_with_keywords_are_walked_over() -> None:
+    tree = ast.parse("match point:\n    case Point(x=0, y=other):\n        train(other)\n")
+    assert [node.func.id for node in walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)] == ["train"]

@@ -191,3 +191,38 @@ def test_a_file_with_the_trainers_own_loop_is_rehearsed_as_a_loop(tmp_path: Path
         return loss.detach()
     """
     assert found(tmp_path, loop, MEAN, run="") == []
+
+
+def test_what_is_filled_after_the_start_is_there_when_the_loss_is_computed(tmp_path: Path) -> None:
+    kept = """
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.kept = None
+
+    def _prepare_inputs(self, batch):
+        self.kept = (batch["labels"] != -100).sum()
+        return batch
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if self.kept is not None:
+            num_items_in_batch = self.kept / self.accelerator.num_processes
+        losses = F.cross_entropy(model(**inputs).logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
+        return losses.sum() / num_items_in_batch
+    """
+    assert found(tmp_path, kept) == []
+
+
+def test_a_loss_of_a_helper_is_told_at_its_call(tmp_path: Path) -> None:
+    helper = """
+    def pooled(self, logits, labels):
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(**inputs).logits
+        return self.pooled(logits, inputs["labels"])
+    """
+    assert found(tmp_path, helper) == ["ACC209"]
+    path = tmp_path / "train.py"
+    assert [path.read_text().splitlines()[finding.place.line - 1].strip() for finding in lint_file(str(path))] == [
+        'return self.pooled(logits, inputs["labels"])'
+    ]
