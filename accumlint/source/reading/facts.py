@@ -246,6 +246,12 @@ class Facts:
                     found[terminal(target)].add(terminal(node.value.func))
         return found
 
+    @cached_property
+    def bases(self) -> frozenset[str]:
+        """The names of the classes that some class derives from, also where an import renames them."""
+        named = {terminal(base) for node in walk(self.tree) if isinstance(node, ast.ClassDef) for base in node.bases}
+        return frozenset(named | {self.renamed[name] for name in named if name in self.renamed})
+
     def class_methods(self, node: ast.ClassDef) -> Iterator[FunctionNode]:
         for member in node.body:
             if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -55,6 +55,8 @@ class Index(Facts):
                 found += self._called_instances(name, guess=True)
             return found
         if isinstance(node.func, ast.Attribute):
+            if isinstance(node.func.value, ast.Call) and terminal(node.func.value.func) == "super":
+                return [method for method in self.methods.get(name, ()) if self.owner[method].name in self.bases]
             own = list(self.methods.get(name, ())) + [function for function in self.functions.get(name, ()) if function not in self.owner]
             return own or self.aliases.get(name) or self._called_instances(name, guess=False)
         if isinstance(node.func, ast.Call) and terminal(node.func.func) == "getattr" and len(node.func.args) > 1:
