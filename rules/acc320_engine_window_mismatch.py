@@ -2,12 +2,16 @@
 
 ## What it does
 Reports a test against K, `if step % accumulation_steps == 0:`, whose step the engine ignores because its own window goes on; and an
-`accumulate` entry without a backward in it, such as an evaluation pass, that moves the engine's counter.
+`accumulate` entry without a backward in it, such as an evaluation pass, that moves the engine's counter. Also a window made by hand over
+an engine whose own K is 1 and which takes each backward for the last one of an update.
 
 ## Why is this bad?
 A prepared optimizer steps only where the engine's own counter says so, and clears only there. Where the test by hand lets the call
 through on other micro-batches, the two must meet for anything to happen: the loop updates far less often than it says, on gradients of many
 windows, or never. A counter that something else moves ends windows at other micro-batches than the code around it assumes.
+
+A DeepSpeed engine counts the micro-batches in `engine.step()`: under a test against K its window becomes one of K * K. With K left at 1,
+ZeRO 1 and 2 replace in each backward what they have averaged before: the update uses the last micro-batch alone.
 
 ## Example
 ```python
@@ -27,6 +31,13 @@ for batch in loader:
         accelerator.backward(model(batch).loss)
         optimizer.step()
         optimizer.zero_grad()
+```
+
+With DeepSpeed:
+```python
+for batch in loader:
+    engine.backward(engine(batch).loss)
+    engine.step()
 ```
 
 ## How it is measured
@@ -51,6 +62,7 @@ from accumlint.trace import Event, Kind, Trace
 
 CODE = "ACC320"
 HELD_BACK = "step-held-back"  # a fact: a boundary by hand at which the engine ignores the step
+LOST = "window-not-kept"  # a fact: a window by hand of which the engine keeps the last micro-batch only
 
 
 @rule(
@@ -61,6 +73,7 @@ HELD_BACK = "step-held-back"  # a fact: a boundary by hand at which the engine i
 )
 def check(trace: Trace) -> Iterator[Finding]:
     yield from _held_back(trace)
+    yield from _lost(trace)
     yield from _without_backward(trace)
 
 
@@ -74,6 +87,18 @@ def _held_back(trace: Trace) -> Iterator[Finding]:
             backwards[0],
             f"`{evidence.text}` lets the step through where the engine's own window goes on, so the call does nothing there",
             help="leave the window to the engine: call step and zero_grad in every micro-batch",
+            place=evidence.place,
+        )
+
+
+def _lost(trace: Trace) -> Iterator[Finding]:
+    backwards = trace.of(Kind.BACKWARD)
+    for evidence in trace.facts.get(LOST, ()) if backwards else ():
+        yield at(
+            CODE,
+            backwards[0],
+            f"`{evidence.text}` makes a window by hand, but to an engine of K = 1 each backward ends one: the update uses the last alone",
+            help="give the engine its K, and call step in every micro-batch",
             place=evidence.place,
         )
 

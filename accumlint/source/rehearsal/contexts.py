@@ -10,6 +10,7 @@ from accumlint.source.rehearsal.values import (
     Context,
     Instance,
     Known,
+    Stream,
     Value,
     actor_of,
 )
@@ -51,8 +52,8 @@ class Contexts(State):
         given: Value = (
             context.value
             if context.value is not None
-            else context
-            if isinstance(value, Context)
+            else value
+            if isinstance(value, (Context, Stream))  # a progress bar around what is gone over is that
             else self.opaque(("as", item.context_expr.lineno), "as")
         )
         self.enter(context, item.context_expr)
