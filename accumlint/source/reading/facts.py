@@ -38,7 +38,7 @@ CLIPPER_NAME = re.compile(r"grad\w*_?clip|clip\w*_?grad", re.IGNORECASE)
 LOSS_WORDS = re.compile(r"loss|cross_entropy|criterion|nll|mse|bce|\bkl_div|perplexity|entropy", re.IGNORECASE)
 TRACKED = frozenset(
     """
-    no_sync GradScaler DistributedDataParallel DDP DistributedDataParallelCPU FullyShardedDataParallel FSDP fully_shard
+    no_sync GradScaler DistributedDataParallel DDP DistributedDataParallelCPU FullyShardedDataParallel FSDP fully_shard replicate
     require_backward_grad_sync set_requires_gradient_sync nullcontext no_backward_sync register_post_accumulate_grad_hook
     all_reduce scale_loss all_reduce_gradients requires_grad_ requires_grad register_comm_hook
     """.split()

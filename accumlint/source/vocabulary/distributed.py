@@ -34,10 +34,24 @@ def fsdp(state: Machine, call: Call) -> Value | None:
 
 def fully_shard(state: Machine, call: Call) -> Value | None:
     """FSDP2 changes the module in place."""
-    inner = state.force(call.args[0]) if call.args else NONE
+    return _in_place(state, call, Wrapper.FSDP2)
+
+
+def replicate(state: Machine, call: Call) -> Value | None:
+    """Composable `replicate(model)`: DDP without a module of its own; the newer one is FSDP2 on one dimension."""
+    if "_composable" not in call.path:
+        return None
+    return _in_place(state, call, Wrapper.FSDP2 if "with_fsdp" in call.path else Wrapper.DDP)
+
+
+def _in_place(state: Machine, call: Call, kind: Wrapper) -> Value:
+    inner = state.force(call.args[0] if call.args else call.keywords.get("module", NONE))
     actor = as_actor(state, inner, Role.MODEL)
     if actor is not None and isinstance(inner, (Thing, Instance, Opaque)):
-        inner.actor = replace(actor, wrapper=Wrapper.FSDP2)
+        optional = state.journal is not None or any(guard.cause in {"setting", "unknown"} for guard in state.recorder.guards)
+        options = actor.options | ({"optional"} if optional else set())
+        inner.actor = replace(actor, wrapper=kind, options=options)
+        state.recorder.fact("distributed", call.node)
     return inner
 
 
@@ -262,6 +276,7 @@ FUNCTIONS: dict[str, Handler] = {
     "FullyShardedDataParallel": fsdp,
     "FSDP": fsdp,
     "fully_shard": fully_shard,
+    "replicate": replicate,
     "new_group": new_group,
     "nullcontext": null_context,
     "suppress": null_context,
