@@ -70,7 +70,13 @@ class Assignments(State):
         """The part of an unknown tuple that a target takes; its name tells what nothing else does."""
         if isinstance(value, Opaque):
             text = target.id if isinstance(target, ast.Name) else f"{value.text}[{at}]"
-            return self.opaque(("part", value.key, at), text, value, attached=value.attached, owner=value, name=text)
+            known = value.attributes.get(f"part {at}")
+            if known is not None:
+                return known
+            made = self.opaque(("part", value.key, at), text, value, attached=value.attached, owner=value, name=text)
+            if not (value.forwards or value.born or value.causes):
+                value.attributes[f"part {at}"] = made  # an object that is asked for again is the same one
+            return made
         if isinstance(value, Items) and value.items:
             return value.items[min(at, len(value.items) - 1)]
         return self.opaque(("part", key_of(value), at), self.recorder.text(target))

@@ -68,6 +68,8 @@ class Calls(State):
             if known is not None:
                 return known
         if isinstance(function, Function):
+            if "decorator" in function.decorators and len(call.args) == 1 and isinstance(self.force(call.args[0]), Function):
+                return self.force(call.args[0])  # `@wrapt.decorator`: gives what it is given, wrapped
             special = self.vocabulary.function(self._machine, call, function)
             return special if special is not None else self.call_function(function, call.args, call.keywords, call.node)
         if isinstance(function, Class):

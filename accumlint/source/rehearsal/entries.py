@@ -96,7 +96,7 @@ def _handed(function: ast.AST) -> Iterator[str]:
 def reached(index: Index, entry: FunctionNode) -> set[int]:
     """The ids of the backward calls that running a function can come to."""
     found: set[int] = set()
-    for function in _running(index, entry):
+    for function in running(index, entry):
         found |= index.once(
             "backwards", function, lambda node: {id(part) for part in walk(node) if isinstance(part, ast.Call) and index.is_backward(part)}
         )
@@ -106,12 +106,12 @@ def reached(index: Index, entry: FunctionNode) -> set[int]:
 def mentioned(index: Index, entry: FunctionNode) -> frozenset[str]:
     """The names that stand in a function and in those that it calls."""
     found: set[str] = set()
-    for function in _running(index, entry):
+    for function in running(index, entry):
         found |= index.once("mentioned", function, _names)
     return frozenset(found)
 
 
-def _running(index: Index, entry: FunctionNode) -> Iterator[FunctionNode]:
+def running(index: Index, entry: FunctionNode) -> Iterator[FunctionNode]:
     """A function and those of the file that it calls, directly or not."""
     pending, seen = [entry], {id(entry)}
     while pending:

@@ -18,7 +18,7 @@ from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.sieve import holds_sign, names_framework_entry
 from accumlint.source.reading.slices import prune
 from accumlint.source.rehearsal.calls import SourceRaised
-from accumlint.source.rehearsal.entries import mentioned, module_reaches, outermost, reached, trains
+from accumlint.source.rehearsal.entries import mentioned, module_reaches, outermost, reached, running, trains
 from accumlint.source.rehearsal.evidence import gather
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
@@ -401,25 +401,25 @@ def rehearsals(source: Source | Program, options: Options | None = None) -> Iter
     begun = Rehearsal(program, index, Relevance(index), chosen, vocabulary, None)
     covered: set[int] = set()
     entered: set[int] = set()
+    told: set[int] = set()  # functions that were run in a rehearsal which gave a trace
 
     def done(rehearsal: Rehearsal) -> Rehearsal:
-        rehearsal.traces(3)
+        if rehearsal.traces(3):
+            told.update(rehearsal.entered)
+        covered.update(rehearsal.covered)
+        entered.update(rehearsal.entered)
         return rehearsal
 
     if alone:
         yield done(begun)
-        covered |= begun.covered
-        entered |= begun.entered
-    for entry, owner in entries:
+    played = {id(function) for each in called for function in running(index, each.function)}
+    loops = {id(entry) for entry, _ in entries if id(entry) not in played and index.reaches_backward_in_loop(entry)}
+    for entry, owner, drive in (
+        *((entry, owner, None) for entry, owner in entries if not called or id(entry) in loops),
+        *((each.function, index.owner.get(each.function), each.drive) for each in called),
+        *((entry, owner, None) for entry, owner in entries if called and id(entry) not in loops),
+    ):
         own = reached(index, entry)
-        if not own or own <= covered or (id(entry) in entered and own & covered):
-            continue
-        rehearsal = done(begun.started_at(entry, owner))
-        yield rehearsal
-        covered |= rehearsal.covered
-        entered |= rehearsal.entered
-    for each in called:
-        if id(each.function) not in entered:
-            rehearsal = done(begun.started_at(each.function, index.owner.get(each.function), each.drive))
-            yield rehearsal
-            entered |= rehearsal.entered
+        known = id(entry) in told if drive is not None else not own or own <= covered or (id(entry) in entered and own & covered)
+        if not known:
+            yield done(begun.started_at(entry, owner, drive))

@@ -1,4 +1,4 @@
-"""Lightning Fabric, and the older LightningLite: the loop is the user's, Fabric wraps, scales and synchronises.
+"""Lightning Fabric (2.0 to 2.6), and the older LightningLite: the loop is the user's, Fabric wraps, scales and synchronises.
 
 Its backward divides by nothing. `no_backward_sync` is the only switch of the synchronisation, and works as the strategy does: DDP
 reads it in the forward, FSDP in the backward. Under half precision with a scaler the wrapped optimizer's step unscales, and so does
