@@ -40,7 +40,7 @@ closes later than a full one.
 - The counter runs on over the epochs, so that the leftovers belong to a full window.
 - The rest is cleared on purpose right after the loop, in the same epoch.
 - The rest is dropped before its forward.
-- The first window is shorter than the next ones: then the boundary itself is wrong (ACC306).
+- The first window is shorter than the next ones: then the boundary itself is wrong (ACC306), unless every pass begins so.
 
 ## References
 - https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
@@ -75,9 +75,11 @@ def check(trace: Trace) -> Iterator[Finding]:
         windows = tuple(
             dropwhile(lambda window: not boundaries.own(window), trace.windows(optimizer))
         )  # a step before the training fills none
-        if windows and _starts_with_a_full_one(boundaries, windows):
+        if windows and (_starts_with_a_full_one(boundaries, windows) or (trace.measured and _starts_late_each_pass(boundaries, windows))):
             for window in windows[1:]:
                 yield from _leftovers(boundaries, windows[0], window)
+        elif windows:
+            yield from _left_by_a_late_start(boundaries, windows)
 
 
 def _starts_with_a_full_one(boundaries: Boundaries, windows: tuple[Window, ...]) -> bool:
@@ -90,6 +92,49 @@ def _starts_with_a_full_one(boundaries: Boundaries, windows: tuple[Window, ...])
         boundaries.size(window) for window, backwards in zip(windows, own, strict=True) if all(_entries(one) in first for one in backwards)
     ]
     return sizes[0] == max(sizes)
+
+
+def _starts_late_each_pass(boundaries: Boundaries, windows: tuple[Window, ...]) -> bool:
+    """Whether the first window of the first two passes ends after one micro-batch of its pass, and all others are of one size."""
+    own = [boundaries.own(window) for window in windows]
+    last = [backwards[-1].turns[-1:] for backwards in own if backwards]
+    if len(last) < len(own) or not all(last):
+        return False
+    ends = [(turn.entry, turn.index) for (turn,) in last]
+    firsts = [index for entry, index in ends if (entry, index) == min(each for each in ends if each[0] == entry)]
+    inner = {boundaries.size(window) for window, backwards in zip(windows, own, strict=True) if backwards[-1].turns[-1].index > 0}
+    return len(firsts) > 1 and set(firsts) == {0} and len(inner) == 1
+
+
+def _left_by_a_late_start(boundaries: Boundaries, windows: tuple[Window, ...]) -> Iterator[Finding]:
+    """A zero-based boundary closes each pass's first window after one micro-batch: a pass of 2K+1 ends on it, any other does not."""
+    passes: dict[tuple[int, int], list[Window]] = {}
+    for window in windows:
+        turns = [turn for backward in boundaries.own(window) for turn in backward.turns[-1:]]
+        around = {(turn.line, turn.entry) for turn in turns}
+        if len(around) != 1 or any(turn.endless for turn in turns):
+            return
+        passes.setdefault(next(iter(around)), []).append(window)
+    sizes = [[boundaries.size(window) for window in each] for each in passes.values()]
+    if len(sizes) < 2 or len({line for line, _ in passes}) != 1:
+        return
+    if any(len(each) < 3 or each[0] != 1 or each[1] < 2 or set(each[1:]) != {each[1]} for each in sizes):
+        return
+    first, second = list(passes.values())[:2]
+    step, begun = first[0].step, boundaries.own(second[0])[0]
+    gate = _gate(step) if step is not None else None
+    if step is None or gate is None or (begun.turns[-1].last or "==" not in gate.text or " or " in gate.text):
+        return
+    yield at(
+        "ACC307",
+        step,
+        f"`{gate.text}` closes a window only where the count of a pass happens to fit: the micro-batches left at its end are stepped or"
+        " cleared with the first of the next pass",
+        help=HELP,
+        window=first[0],
+        place=gate.place,
+        confidence=boundaries.confidence(first[0].optimizer, boundaries.own(first[-1])[-1].index, begun.index),
+    )
 
 
 def _entries(event: Event) -> list[tuple[int, int]]:
