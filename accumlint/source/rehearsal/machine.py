@@ -400,7 +400,9 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
 
     def retained_sum(self, node: ast.AST, current: Value, value: Value, result: Value) -> None:
         value, current = self.force(value), self.force(current)
-        if not (isinstance(current, Opaque) and any(not self.recorder.is_in_turn(self.recorder.events[one]) for one in current.forwards)):
+        if not (
+            isinstance(current, Opaque) and any(self.recorder.is_of_earlier_turn(self.recorder.events[one]) for one in current.forwards)
+        ):
             return  # a sum of this turn alone, so far
         if (
             isinstance(value, Opaque)

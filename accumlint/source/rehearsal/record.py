@@ -130,12 +130,14 @@ class Recorder:
             return self.micro_batches
         return self.new_data()
 
-    def is_in_turn(self, event: Event) -> bool:
-        """Whether an event happened in the turns that are open now, rather than in earlier ones."""
-        now = self.turns[: len(event.turns)]
-        return len(now) == len(event.turns) and all(
-            (one.line, one.index, one.entry) == (turn.line, turn.index, turn.entry) for one, turn in zip(now, event.turns, strict=False)
-        )
+    def is_of_earlier_turn(self, event: Event) -> bool:
+        """Whether an event happened in an earlier turn of a loop that is open now; inner loops that are over belong to this turn."""
+        for one, turn in zip(self.turns, event.turns, strict=False):
+            if one.line != turn.line:
+                return False
+            if (one.index, one.entry) != (turn.index, turn.entry):
+                return True
+        return False
 
     def emit(self, kind: Kind, node: ast.AST, **fields: Any) -> Event:
         event = Event(

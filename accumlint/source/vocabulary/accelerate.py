@@ -417,6 +417,12 @@ def kind_of_world(state: Machine, owner: Value) -> Value | None:
     return Known("MULTI_GPU") if engine_of(state, owner) is not None else None
 
 
+def no_plugin(state: Machine, owner: Value) -> Value | None:
+    """`accelerator.state.deepspeed_plugin`: none where the launcher's choice is plain data parallelism."""
+    holder = owner.owner if isinstance(owner, Opaque) else None
+    return NONE if holder is not None and engine_of(state, state.force(holder)) is not None else None
+
+
 def world_named(name: str) -> Attribute:
     def handler(state: Machine, owner: Value) -> Value | None:
         return Known(name) if isinstance(owner, Opaque) and owner.path.endswith("DistributedType") else None
@@ -457,6 +463,7 @@ METHODS: dict[str, Handler] = {
 ATTRIBUTES: dict[str, Attribute] = {
     **dict.fromkeys(("is_main_process", "is_local_main_process", "is_last_process", "process_index", "local_process_index"), of_rank),
     **{name: world_named(name) for name in ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU", "MULTI_CPU")},
+    "deepspeed_plugin": no_plugin,
     "distributed_type": kind_of_world,
     "gradient_accumulation_steps": steps,
     "num_processes": processes,

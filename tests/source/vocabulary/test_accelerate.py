@@ -114,3 +114,69 @@ def test_an_accelerator_that_is_handed_over_is_known_by_name_and_use(tmp_path: P
         encoding="utf-8",
     )
     assert [(finding.code, finding.place.line) for finding in lint_file(str(path))] == [("ACC304", 6)]
+
+
+ACCURACY = """
+total = torch.zeros(())
+with accelerator.accumulate(a, b):
+    logits = b(a(batch))
+    accelerator.backward(logits.square().mean())
+    hits = (logits > 0).sum().float() / logits.size(0)
+    hits += 0.5 * (logits == 0).sum().float() / logits.size(0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+PARTS = """
+with accelerator.accumulate(a, b):
+    encoded = [part(batch) for part in (a, b)]
+    loss = (encoded[0] - encoded[1]).square().mean()
+    prior = encoded[0].square().mean()
+    loss = loss + 0.1 * prior
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+PLUGIN = """
+with accelerator.accumulate(a, b):
+    accelerator.backward(b(a(batch)).square().mean())
+    if accelerator.sync_gradients:
+        accelerator.clip_grad_norm_(a.parameters(), 1.0)
+    if accelerator.state.deepspeed_plugin is None:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+ALTERNATING = """
+with accelerator.accumulate(a, b):
+    accelerator.backward(b(a(batch)).square().mean())
+    if (i // args.k) % 2 == 0:
+        optimizer.step()
+    else:
+        optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("body", [ACCURACY, PARTS, PLUGIN, ALTERNATING], ids=["accuracy", "parts", "plugin", "alternating"])
+def test_nothing_is_said_of_loops_that_are_right(tmp_path: Path, body: str) -> None:
+    assert found(tmp_path, body) == []
+
+
+def test_a_table_of_models_is_not_wrapped_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "table.py"
+    path.write_text(
+        "from accelerate import Accelerator\n"
+        "def fit(build, loader, optimizer, k):\n"
+        "    accelerator = Accelerator(gradient_accumulation_steps=k)\n"
+        "    model = build()\n"
+        "    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+        "    for key in model:\n"
+        "        model[key].train()\n"
+        "    for x, y in loader:\n"
+        "        loss = (model.decoder(model.encoder(x)) - y).square().mean()\n"
+        "        with accelerator.accumulate(model.decoder):\n"
+        "            accelerator.backward(loss)\n"
+        "            optimizer.step()\n"
+        "            optimizer.zero_grad()\n",
+        encoding="utf-8",
+    )
+    assert "ACC108" not in [finding.code for finding in lint_file(str(path))]
