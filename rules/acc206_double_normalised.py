@@ -40,14 +40,17 @@ sequences.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._division import Contribution, Normalised, accumulating, place_of, setting
+from accumlint.rules._division import Contribution, Normalised, accumulating, normalised, place_of, setting
 from accumlint.trace import Trace
-from accumlint.weight import Factor, Quantity
+from accumlint.weight import Factor, Quantity, Weight
 
+SHARE = re.compile(r"ratio|weight|alpha|beta|lambda|coef", re.IGNORECASE)
 WINDOW_COUNTS = (Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS)
 
 
@@ -84,10 +87,16 @@ def _twice(contribution: Contribution) -> tuple[Factor, ...]:
         return by_count
     if net == -1 and by_k and contribution.normalised in {Normalised.LOCAL_WINDOW, Normalised.GLOBAL_WINDOW}:
         return tuple(factor for factor in weight.factors if factor in by_k or factor in by_count)
-    if contribution.normalised is Normalised.TWICE:
+    if normalised(_without_shares(weight)) is Normalised.TWICE:
         means = tuple(factor for factor in weight.of(Quantity.UNITS) if factor.implicit)
         return means + by_count
     return ()
+
+
+def _without_shares(weight: Weight) -> Weight:
+    """Less the settings that say how much a term counts, `1 - self.kd_ratio`: the same number for every micro-batch, and no count."""
+    kept = (one for one in weight.factors if not (one.quantity is Quantity.UNKNOWN and one.root == "setting" and SHARE.search(one.text)))
+    return replace(weight, factors=tuple(kept))
 
 
 def _same_setting(factors: tuple[Factor, ...]) -> bool:

@@ -24,6 +24,9 @@ scaler.step(optimizer)
 scaler.update()
 ```
 
+In Lightning's manual optimisation the scaler is the precision's, and `optimizer.step()` unscales: a clip before it comes too early, also
+`self.clip_gradients(...)`. Clip in `on_before_optimizer_step`, which runs between the two. Fabric's `clip_gradients` unscales first.
+
 ## How it is measured
 A clip sees gradients that were not unscaled since the last scaled backward, and a step through the scaler follows.
 

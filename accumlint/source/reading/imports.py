@@ -9,7 +9,8 @@ MARKERS = frozenset({"pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg", "
 # What their vocabularies know better than their sources would tell, also in the frameworks' own repositories.
 SPOKEN_FOR = frozenset(
     """
-    accelerate catalyst composer deepspeed fastai ignite lightning lightning_fabric mmcv mmengine pytorch_lightning transformers trl
+    accelerate catalyst composer deepspeed fastai ignite lightning lightning_fabric mmcv mmengine pytorch_lightning torchtune
+    transformers trl
     """.split()
 )
 HIGHEST = 16  # folders that are climbed in search of the root
