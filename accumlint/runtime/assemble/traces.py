@@ -22,6 +22,7 @@ NOWHERE = Place("", 0)
 KINDS = {kind.value: kind for kind in Kind}
 CONTINUES = "continues"
 ONE_PIECE = frozenset({"one-piece"})
+OBSERVED = frozenset({"gated", "accumulate"})  # what a run tells by itself: one `with` switches the flag and enters the engine's window
 UNSEEN = 1e-4  # a drift of gradients that is more than rounding
 
 
@@ -143,7 +144,7 @@ class _Builder:
             retains_graph=row["retains_graph"],
             scaled=row["scaled"],
             guards=self._guards(row, kind, stack, place),
-            options=frozenset(row["options"]) | (hinted - {"gated"}) | self._extent(row, kind, place),
+            options=frozenset(row["options"]) | (hinted - OBSERVED) | self._extent(row, kind, place),
             note=row["note"],
         )
 
