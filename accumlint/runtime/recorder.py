@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from accumlint.runtime.microbatches import MicroBatches
 from accumlint.runtime.objects import Objects, WrapperInfo
 from accumlint.runtime.optimizers import Optimizers
 from accumlint.runtime.places import Site, site, user_frames
@@ -20,7 +21,6 @@ from accumlint.runtime.turns import Turns
 from accumlint.trace import Kind, Role, Wrapper
 
 PASS_ENDS = "pass-ends"  # a loader was exhausted; not an event of the trace, but it tells which turn was the last
-CONTINUES = "continues"  # a forward whose inputs come out of a graph
 MAX_TROUBLES = 20
 
 
@@ -113,7 +113,7 @@ class Recorder:
         self._turns = Turns()
         self._pending: list[tuple[dict[str, Any], str, Any]] = []
         self._leading: int | None = None
-        self._micro_batches = _MicroBatches()
+        self._micro_batches = MicroBatches()
         self._releases: list[Callable[[], None]] = []
         self.thread = threading.get_ident()
 
@@ -236,62 +236,6 @@ class Recorder:
             found = self._by_site[sites] = len(self.stacks)
             self.stacks.append(list(sites))
         return found
-
-
-class _MicroBatches:
-    """Numbers the micro-batches.
-
-    A new one begins with a forward from a call that this one has seen already, after a backward, after a new batch of a
-    loader, or in another turn of a loop over data, save where it goes on with what came out of the last one (a recurrent
-    model's steps); and with any forward after a backward, once a loop around this one's
-    first forward has gone on to another turn, or a loop over data that the same line ran in has been left.
-    """
-
-    def __init__(self) -> None:
-        self._number = 0
-        self._events = 0  # backwards, and batches that were taken
-        self._calls: dict[int, tuple[int, list[list[int]]]] = {}
-        self._lines: dict[Site, list[list[int]]] = {}
-        self._first: list[list[int]] = []
-        self._moved_on = False
-
-    def number(self, row: Row, line: Site | None) -> int:
-        if row.kind == Kind.FORWARD.value:
-            taken = [turn for turn in row.turns if turn[3]]
-            if self._is_new(row, line, taken):
-                self._number += 1
-                self._calls.clear()
-                self._lines.clear()
-            if not self._calls:
-                self._first = row.turns
-            self._calls[row.at] = self._events, taken
-            if line is not None:
-                self._lines[line] = [turn[:3] for turn in row.turns]
-            self._moved_on = False
-        elif row.kind in {Kind.BACKWARD.value, Kind.DATA.value}:
-            self._moved_on = True
-            self._events += 1
-        return self._number
-
-    def _is_new(self, row: Row, line: Site | None, taken: list[list[int]]) -> bool:
-        before = self._calls.get(row.at)
-        if before is not None:
-            events, turns = before
-            return events != self._events or (turns != taken and CONTINUES not in row.options)
-        if not self._moved_on or not self._calls:
-            return False
-        elsewhere = self._lines.get(line) if line is not None else None
-        return (elsewhere is not None and elsewhere != [turn[:3] for turn in row.turns]) or _gone_on(self._first, row.turns)
-
-
-def _gone_on(before: list[list[int]], now: list[list[int]]) -> bool:
-    """Whether a loop that both lie in has gone on to another turn."""
-    for one, other in zip(before, now, strict=False):
-        if one[0] != other[0]:
-            return False
-        if one[1:3] != other[1:3]:
-            return True
-    return False
 
 
 def installed_torch() -> Any:

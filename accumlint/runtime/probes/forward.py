@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from accumlint.runtime.ledger.graph import PASSAGE
+from accumlint.runtime.microbatches import CONTINUES
 from accumlint.runtime.objects import parameters_of
 from accumlint.runtime.patches import Patches
 from accumlint.runtime.probes.modules import Modules
 from accumlint.runtime.probes.trainer import TRUSTED, takes_as_it_is
-from accumlint.runtime.recorder import CONTINUES, Recorder
+from accumlint.runtime.recorder import Recorder
 from accumlint.trace import Kind, Role
 
 MAX_TENSORS = 8  # of an input or output that are looked at
