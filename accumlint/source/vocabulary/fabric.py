@@ -75,9 +75,24 @@ def setup_of(state: Machine, call: Call) -> Setup:
     """What the arguments of a constructor say."""
     strategy = call.argument(1, "strategy")
     wrapper = wrapper_of(state, strategy)
-    devices = state.force(call.argument(2, "devices") or NONE)
-    fixed = isinstance(devices, Known) and isinstance(devices.value, int) and devices.value > 1 and not devices.roots
+    devices = _number(state, call.argument(2, "devices"))
+    if devices == 1 and _is_left_open(state, strategy) and _number(state, call.argument(3, "num_nodes") or Known(1)) == 1:
+        wrapper = Wrapper.NONE  # one process
+    fixed = devices is not None and devices > 1
     return Setup(wrapper, not (fixed and strategy is not None), _scaler_given(state, call))
+
+
+def _number(state: Machine, value: Value | None) -> int | None:
+    """The number that the code fixes."""
+    found = state.force(value) if value is not None else NONE
+    fixed = isinstance(found, Known) and type(found.value) is int and not found.roots
+    return found.value if isinstance(found, Known) and fixed else None
+
+
+def _is_left_open(state: Machine, strategy: Value | None) -> bool:
+    """Whether the number of devices decides what is wrapped."""
+    value = state.force(strategy) if strategy is not None else NONE
+    return isinstance(value, Known) and value.value in {None, "auto"}
 
 
 def _scaler_given(state: Machine, call: Call) -> Actor | None:
