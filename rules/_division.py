@@ -151,7 +151,8 @@ def uneven(trace: Trace, weight: Weight) -> Evidence | None:
     counts = weight.of(Quantity.UNITS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS)
     selected = next((factor for factor in counts if factor.uneven and factor.place is not None), None)
     if selected is not None and selected.place is not None:
-        return Evidence(selected.place, f"`{selected.text}` counts the targets that are left")
+        says = "is a mean over" if selected.implicit else "counts"
+        return Evidence(selected.place, f"`{selected.text}` {says} the targets that are left")
     return trace.fact("varying-units")
 
 

@@ -86,17 +86,22 @@ class Imports:
         if not level and dotted.partition(".")[0] in SPOKEN_FOR:
             return None
         folder = os.path.dirname(path)
-        key = (folder, "." * level + dotted)
+        found = self._known((folder, "." * level + dotted), folder, dotted, level)
+        if found == path:  # a file does not import itself: `import model` in utils/model.py means another one
+            found = self._known((path, dotted), folder, dotted, level, besides=path)
+        return found
+
+    def _known(self, key: tuple[str, str], folder: str, dotted: str, level: int, besides: str = "") -> str | None:
         if key not in self._found:
             others, self.asked = self.asked, set()
-            found = self._find(folder, dotted, level)
+            found = self._find(folder, dotted, level, besides)
             self._found[key] = found, frozenset(self.asked)
             self.asked = others
         found, asked = self._found[key]
         self.asked |= asked
         return found
 
-    def _find(self, folder: str, dotted: str, level: int) -> str | None:
+    def _find(self, folder: str, dotted: str, level: int, besides: str) -> str | None:
         parts = dotted.split(".") if dotted else []
         if level:
             top = self.folders.root(folder)
@@ -108,9 +113,9 @@ class Imports:
         packages = None
         for root in self.roots(folder):
             found = self.below(root, parts)
-            if found is not None and not found.endswith(os.sep):
+            if found is not None and not found.endswith(os.sep) and found != besides:
                 return found
-            packages = packages or found
+            packages = packages or (found if found != besides else None)
         return packages
 
     def below(self, folder: str, parts: Sequence[str]) -> str | None:

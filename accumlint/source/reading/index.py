@@ -57,7 +57,8 @@ class Index(Facts):
         if isinstance(node.func, ast.Attribute):
             if isinstance(node.func.value, ast.Call) and terminal(node.func.value.func) == "super":
                 return [method for method in self.methods.get(name, ()) if self.owner[method].name in self.bases]
-            own = list(self.methods.get(name, ())) + [function for function in self.functions.get(name, ()) if function not in self.owner]
+            plain = [function for function in self.functions.get(name, ()) if function not in self.owner]
+            own = list(self.methods.get(name, ())) + [function for function in plain if _suffices(node, function)]
             return own or self.aliases.get(name) or self._called_instances(name, guess=False)
         if isinstance(node.func, ast.Call) and terminal(node.func.func) == "getattr" and len(node.func.args) > 1:
             return self._methods_named(node.func.args[1])
@@ -322,3 +323,13 @@ def _receiver(call: ast.Call) -> str:
 
 def _touches_grad(node: ast.AST) -> bool:
     return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in walk(node))
+
+
+def _suffices(call: ast.Call, function: FunctionNode) -> bool:
+    """Whether a call gives a function all that it needs: `model.train()` does not mean this module's `train(args, model)`."""
+    if any(isinstance(arg, ast.Starred) for arg in call.args) or any(word.arg is None for word in call.keywords):
+        return True
+    parameters = function.args.posonlyargs + function.args.args
+    needed = {one.arg for one in parameters[: len(parameters) - len(function.args.defaults)]}
+    named = needed & {word.arg for word in call.keywords}
+    return len(needed) - len(named) <= len(call.args)

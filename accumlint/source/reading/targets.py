@@ -24,9 +24,14 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
     """
     ignored = _ignored(tree)
     written = _written(tree)
+    into_labels: set[int] | None = None
     passed = _passed(tree)
     for node in walk(tree):
         if id(node) in written and _spelled(node) in ignored and not _spelled(node).isdigit():  # a zero is written for many reasons
+            if _spelled(node) == "-1":  # and so is a size or a position that is not given
+                into_labels = _into_labels(tree) if into_labels is None else into_labels
+                if id(node) not in into_labels:
+                    continue
             yield node
         elif isinstance(node, ast.Call) and _name(node.func) == "pad_sequence":
             positional = node.args[2] if len(node.args) > 2 else None
@@ -40,6 +45,20 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
                 yield node  # `pad_label = CrossEntropyLoss().ignore_index`, handed to what makes the labels
         elif isinstance(node, ast.Assign) and _masks_with_minus_one(node):
             yield node
+
+
+def _into_labels(tree: ast.Module) -> set[int]:
+    """The nodes that stand in what is written into labels: `labels[~mask] = -1`, `labels.masked_fill(~mask, -1)`."""
+    found: set[int] = set()
+    for node in walk(tree):
+        names: list[ast.AST] = []
+        if isinstance(node, ast.Assign):
+            names = [target.value if isinstance(target, ast.Subscript) else target for target in node.targets]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            names = [node.func.value]
+        if any(LABELS.search(_name(name)) for name in names):
+            found.update(id(part) for part in walk(node))
+    return found
 
 
 def _passed(tree: ast.Module) -> set[str]:
@@ -106,5 +125,7 @@ def _written(tree: ast.Module) -> set[int]:
             values = [node.left]
         elif isinstance(node, ast.IfExp):
             values = [one for one in (node.body, node.orelse) if _spelled(one) != "-1"]
-        written.update(id(part) for value in values for part in walk(value) if not isinstance(part, ast.Compare))
+        written.update(id(part) for value in values for part in walk(value))
+        compared = (part for value in values for part in walk(value) if isinstance(part, ast.Compare))
+        written.difference_update(id(part) for compare in compared for part in walk(compare))
     return written

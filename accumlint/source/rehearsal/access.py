@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from accumlint.source.rehearsal.arithmetic import count
+from accumlint.source.rehearsal.arithmetic import SELECTED, count
 from accumlint.source.rehearsal.state import State
 from accumlint.source.rehearsal.values import (
     TRUE,
@@ -193,6 +193,8 @@ class Access(State):
             return known
         made = self.opaque(("[]", value.key, key_of(key)), self.recorder.text(node), value, key, weight=value.weight, reduced=False)
         made.agreed = made.agreed or (value.key[0] == "size" and isinstance(key, Known) and key.value == 0)
+        if isinstance(key, Opaque) and "compared" in key.causes:
+            made.causes |= {SELECTED}
         if self.recorder.turns and not value.forwards and value.quantity is None and not self.fixed(key):
             made.born = self.take(node, made.key)
             made.causes |= {"data"}

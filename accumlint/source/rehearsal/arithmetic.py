@@ -25,6 +25,7 @@ WORLD_NAME = re.compile(
 
 ADDED = re.compile(r"loss|penalt|regulari|(^|_|\.)(reg|aux|kl)(_|$|\()|entropy|diverg", re.IGNORECASE)  # what is added to a loss
 TOLD_THE_COUNT = "window-count"  # cause of what a framework's count of the window's targets was given to
+SELECTED = "selected"  # cause of what a mask left of some data: a different number each time
 
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

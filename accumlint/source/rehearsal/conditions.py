@@ -59,9 +59,12 @@ class Conditions(State):
         test = self.force(self.eval(node.test))
         self._learn_gate(node, test, rest)
         self.last_test = test
+        sides = self.sides.setdefault(id(node), (node, set()))[1]
         if isinstance(test, Opaque):
+            sides.update((True, False))
             return self._unknown_branch(node, test, rest)
         holds = self.truth(test)
+        sides.update((True, False) if isinstance(test, Known) and (test.roots or test.gates) else (holds,))
         if holds and ways_out(node.body) == {"raise"} and isinstance(test, Known) and self._is_open_length(test, node.test):
             holds = False  # the run that trains does not end here
         if holds and isinstance(test, Known) and ways_out(node.body) == {"continue"} and self._skips_ahead(node, test):
@@ -160,6 +163,8 @@ class Conditions(State):
             returns = "return" in leaves | other_leaves and self.index.once("returns", node, lambda _: _returns_value(node))
             if "raise" not in leaves | other_leaves and leaves and Kind.BACKWARD in kinds:
                 prefers = True
+            if leaves and Kind.BACKWARD in self.index.kinds(self.index.following(node)) - kinds - other:
+                prefers = False  # `if only_evaluates: evaluate(); return`
             if ("raise" in leaves) is not ("raise" in other_leaves):
                 prefers = "raise" in other_leaves
             holds = self.truth(test, prefers, flips=bool(kinds or other) or returns, weight=len(kinds | other))
@@ -252,8 +257,10 @@ class Conditions(State):
         """Neither side holds events: both are run, and what they set differently hangs on the condition."""
         outer = self.journal
         self.last_branch = node
-        first = self._attempt(node.body)
-        second = self._attempt(node.orelse)
+        with self.supposing(test, True):
+            first = self._attempt(node.body)
+        with self.supposing(test, False):
+            second = self._attempt(node.orelse)
         self.journal = outer
         self.last_branch = node
         if first[1] is not None and second[1] is not None:

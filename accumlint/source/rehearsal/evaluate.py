@@ -141,7 +141,10 @@ class Expressions(Access, Comparisons):
     def _eval_IfExp(self, node: ast.IfExp) -> Value:
         test = self.force(self.eval(node.test))
         if isinstance(test, Opaque) and test.key not in self.world.answers and not test.negated and not test.conjunction:
-            return Phi(test, self.eval(node.body), self.eval(node.orelse))
+            with self.supposing(test, True):
+                then = self.eval(node.body)
+            with self.supposing(test, False):
+                return Phi(test, then, self.eval(node.orelse))
         return self.eval(node.body if self.truth(test) else node.orelse)
 
     def _eval_NamedExpr(self, node: ast.NamedExpr) -> Value:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from typing import NamedTuple
 
 from accumlint.source.reading.counting import k_without_ranks, skips_in_updates
-from accumlint.source.reading.facts import terminal
+from accumlint.source.reading.facts import FILE_LINES, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.remarks import remarks
@@ -55,6 +56,35 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
     if index.is_distributed:
         found.setdefault("distributed", []).append(Evidence(recorder.place(index.tree), "torch.distributed"))
     return found
+
+
+class Stretch(NamedTuple):
+    """Lines of a file."""
+
+    path: str
+    first: int
+    last: int
+
+    def holds(self, evidence: Evidence) -> bool:
+        return evidence.place.path == self.path and self.first <= evidence.place.line <= self.last
+
+
+def never_run(index: Index, recorder: Recorder, sides: Iterable[tuple[ast.If, set[bool]]], entered: Container[int]) -> Iterator[Stretch]:
+    """What no run of this kind comes to: sides of if statements that are ruled out, and modules of other files that it does not use."""
+    for node, open_sides in sides:
+        for side, body in ((True, node.body), (False, node.orelse)):
+            if side not in open_sides and body:
+                yield _stretch(recorder, body[0], body[-1])
+    for function, owner in index.owner.items():
+        if id(function) in entered or function.lineno < FILE_LINES:
+            continue
+        if any(isinstance(member, ast.FunctionDef) and member.name == "forward" for member in owner.body):
+            yield _stretch(recorder, function, function)
+
+
+def _stretch(recorder: Recorder, first: ast.AST, last: ast.AST) -> Stretch:
+    begin, end = recorder.place(first), recorder.place(last)
+    return Stretch(begin.path, begin.line, end.end_line)
 
 
 def _changing_gates(loop: ast.For | ast.While) -> Iterator[ast.expr]:

@@ -90,6 +90,8 @@ class Iteration(State):
         actor = actor_of(value)
         if actor is not None and actor.role in {Role.PARAMETERS, Role.MODEL, Role.OPTIMIZER}:
             return Plan(1, lambda at: self.element(value, node))
+        if isinstance(value, Opaque) and value.forwards:  # the heads of an output, the parts of a loss
+            return Plan(count, lambda at: self.item(value, Known(at), node), open=True, root=root)
         settings = self.prepares and SETTINGS.search(text)
         if isinstance(value, Opaque) and not (value.causes or value.born) and (settings or _lists_files(value.key)):
             return Plan(count, lambda at: self.opaque(("setting", value.key, at), f"item of {text}"), open=True, root=root)

@@ -11,7 +11,7 @@ from accumlint.source.rehearsal.iterate import MOST_TURNS, STOP, carries
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.state import BREAK, Leave, Signal, State
-from accumlint.source.rehearsal.values import Items, Known, Opaque, Plan, Root, Stream, Value
+from accumlint.source.rehearsal.values import Function, Instance, Items, Known, Opaque, Plan, Root, Stream, Value
 from accumlint.source.rehearsal.worlds import OUTER_TURNS
 from accumlint.trace import Kind
 
@@ -206,6 +206,10 @@ class Loops(State):
     # Generators of the source: the loop's body runs at each yield.
     def _peel(self, source: Value, node: ast.For | ast.AsyncFor) -> tuple[Stream | None, Callable[[int, Value], Value]]:
         source = self.force(source)
+        if isinstance(source, Instance):
+            method = source.cls.find("__iter__")
+            if isinstance(method, Function) and self.index.is_generator(method.node):
+                source = self.force(self.call_value(self.attribute(source, "__iter__", node.iter), []))
         if isinstance(source, Stream):
             if source.kind == "generator":
                 return source, lambda at, value: value
@@ -276,6 +280,8 @@ class Loops(State):
         else:
             most = MOST_TURNS if self.index.holds(node, ast.Yield, ast.YieldFrom) else 2
         known_most = MOST_TURNS if Kind.BACKWARD in kinds else 64
+        # `while batch is not None: yield batch` of a loader ends where the loop that takes its batches does.
+        endless = isinstance(node.test, ast.Constant) or self.frame.yields is None or not self.index.holds(node, ast.Yield)
         at = 0
         while True:
             test = self.force(self.eval(node.test))
@@ -286,7 +292,7 @@ class Loops(State):
                 break
             if at >= (known_most if known and not self._is_outer(node) else most):
                 return None
-            self.recorder.turns.append(OpenTurn(node.lineno, at, entry, endless=True))
+            self.recorder.turns.append(OpenTurn(node.lineno, at, entry, endless=endless))
             try:
                 signal = self.block(node.body)
             finally:

@@ -13,7 +13,7 @@ from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.versions import Allowed, allowed
 from accumlint.source.rehearsal.access import bind
-from accumlint.source.rehearsal.arithmetic import factors_of
+from accumlint.source.rehearsal.arithmetic import SELECTED, factors_of
 from accumlint.source.rehearsal.calls import Calls
 from accumlint.source.rehearsal.contexts import Contexts
 from accumlint.source.rehearsal.evaluate import Expressions
@@ -165,7 +165,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             self.recorder.text(call.node),
             *(value for value in call.values if isinstance(value, Opaque)),
         )
-        made.causes |= {"loss"} | ({"unclear-mean"} if self._may_count(call) else set())
+        made.causes = (made.causes - {SELECTED}) | {"loss"} | ({"unclear-mean"} if self._may_count(call) else set())
         if self.no_grad:
             made.forwards, made.attached = frozenset(), False
             made.causes |= {f"cached:{actor.uid}"} if actor is not None else set()
@@ -190,7 +190,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if bypass:
             self.models.pop(event.index)
         result = self._follow_forward(model, call, event.index, method)
-        if result is None:
+        if result is None or (isinstance(result, Items) and result.open and not result.items):  # a list filled in a loop not run in full
             made.forwards = forwards | {event.index}
             made.attached = True
             result = made
@@ -209,7 +209,13 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         )
 
     def _wrapper_of(self, model: Value) -> tuple[Value | None, bool]:
-        """The wrapper through which a model is called, or that it goes round."""
+        """The wrapper through which a model is called, or that it goes round: one that there is in this world."""
+        wrapper, bypass = self._any_wrapper_of(model)
+        if bypass and isinstance(wrapper, Thing) and not all(self.truth(test, holds) is holds for test, holds in wrapper.supposed):
+            return model, False
+        return wrapper, bypass
+
+    def _any_wrapper_of(self, model: Value) -> tuple[Value | None, bool]:
         if isinstance(model, Thing) and model.actor.wrapper is not Wrapper.NONE:
             return model, False
         raw = raw_module(model)

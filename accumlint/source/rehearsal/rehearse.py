@@ -19,7 +19,7 @@ from accumlint.source.reading.sieve import holds_sign, names_framework_entry
 from accumlint.source.reading.slices import prune
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import mentioned, module_reaches, outermost, reached, running, trains
-from accumlint.source.rehearsal.evidence import gather
+from accumlint.source.rehearsal.evidence import gather, never_run
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn, Recorder
@@ -60,6 +60,7 @@ class Rehearsal:
     covered: set[int] = field(default_factory=set)  # ids of the backward calls that were reached
     entered: set[int] = field(default_factory=set)  # ids of the functions that were run
     limits: list[str] = field(default_factory=list)
+    follows: bool = True  # into the other files of the project; where that leads too far the file alone is rehearsed
     _traces: dict[int, list[Trace]] = field(default_factory=dict)
     _rest: dict[int, Iterator[Trace]] = field(default_factory=dict)
 
@@ -125,7 +126,8 @@ class Rehearsal:
         """Rehearses in one world, again from the start whenever something is learnt."""
         for _ in range(MOST_RESTARTS):
             recorder = Recorder(self.program, texts=self.index.texts)
-            machine = Machine(self.index, self.relevance, recorder, world, self.vocabulary, self.program)
+            followed = self.program if self.follows else None
+            machine = Machine(self.index, self.relevance, recorder, world, self.vocabulary, followed)
             try:
                 self._enter(machine)
             except Restart:
@@ -134,6 +136,10 @@ class Rehearsal:
             except SourceRaised:
                 return None
             except OutOfSteps:
+                if self.follows and machine.modules and not world.forced:
+                    self.follows = False
+                    world.answers.clear()
+                    continue
                 self.limits.append(f"out of steps in {self.function}")
                 return None
             except (RecursionError, Leave):
@@ -209,8 +215,11 @@ class Rehearsal:
     def _traces_of(self, machine: Machine, settings: tuple[tuple[str, str], ...]) -> Iterator[Trace]:
         alone = any(RANKS.search(text) for text, _ in settings)
         facts: dict[str, list[Evidence]] = {name: list(evidence) for name, evidence in machine.recorder.facts.items()}
+        unseen = list(never_run(self.index, machine.recorder, machine.sides.values(), machine.entered)) if self.follows else []
         for name, evidence in self.index.once("evidence", self.index.tree, lambda _: gather(self.index, machine.recorder)).items():
-            facts.setdefault(name, []).extend(evidence)
+            kept = [one for one in evidence if not any(stretch.holds(one) for stretch in unseen)]
+            if kept:
+                facts.setdefault(name, []).extend(kept)
         for events in split_by_loop(machine.recorder.events):
             if not any(event.kind is Kind.BACKWARD for event in events):
                 continue

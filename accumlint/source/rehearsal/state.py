@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,6 +152,8 @@ class State:
         self.steps = 0
         self.running: list[ast.AST] = []
         self.journal: list[tuple[dict[Any, Value], Any, Value | None]] | None = None
+        self.supposed: list[tuple[Opaque, bool]] = []  # open conditions, and the answer of which the consequences are looked at now
+        self.sides: dict[int, tuple[ast.If, set[bool]]] = {}  # of the if statements come to, the sides that are not ruled out
         self.forward: int | None = None  # the FORWARD event whose module body is being followed
         self.no_grad = 0
         self.contexts: list[Context] = []
@@ -284,6 +287,15 @@ class State:
         while isinstance(value, Phi):
             value = value.then if self.holds(value.condition, self._prefers_then(value)) else value.otherwise
         return value
+
+    @contextmanager
+    def supposing(self, condition: Opaque, holds: bool) -> Iterator[None]:
+        """What is done here happens only if the condition is answered so."""
+        self.supposed.append((condition, holds))
+        try:
+            yield
+        finally:
+            self.supposed.pop()
 
     def _prefers_then(self, phi: Phi) -> bool:
         """Features on first: the side that is something rather than nothing."""

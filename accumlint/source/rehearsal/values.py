@@ -194,6 +194,7 @@ class Thing(Value):
     wrapped_by: Thing | None = None
     length: Root | None = None
     parts: tuple[Value, ...] = ()
+    supposed: tuple[tuple[Opaque, bool], ...] = ()  # the answers to open conditions that it was made under
 
 
 @dataclass(slots=True, eq=False)

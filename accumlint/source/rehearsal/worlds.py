@@ -28,6 +28,11 @@ ALONE = re.compile(
 )  # one process; features come first, and several are one
 
 
+AT_THE_END = re.compile(
+    r"(^|[._])((is_)?(last|final)_(step|iter|iteration)|(should_|early_)?stop(ped|ping)?|stop_training|done|finished)$", re.IGNORECASE
+)  # flags of a training that is over: one that goes on is rehearsed
+
+
 class Restart(Exception):
     """Something was learnt that earlier statements should have known."""
 
@@ -98,6 +103,11 @@ def _siblings(one: Root, other: Root) -> bool:
     return one.key[0] == other.key[0] in {".", "[]"} and one.key[1] == other.key[1] and one.key[2:] != other.key[2:]
 
 
+def _is_equality(key: Key) -> bool:
+    """Whether a condition asks if some value is one constant."""
+    return len(key) == 4 and key[:2] == ("compare", "==") and isinstance(key[3], tuple) and key[3][0] == "known"
+
+
 @dataclass(frozen=True)
 class Answer:
     """How an unknown condition was answered. `flips` says that the other answer deserves a world of its own."""
@@ -142,10 +152,21 @@ class World:
         given = self.answers.get(key)
         if given is not None:
             return given.holds
+        if self._is_excluded(key):
+            self.answers[key] = Answer(key, text, False, False, weight)
+            return False
         elsewhere = OTHER_HARDWARE.search(text) is not None
-        holds = self.forced.get(key, preference and not elsewhere and ALONE.search(text) is None)
+        unlikely = elsewhere or ALONE.search(text) is not None or AT_THE_END.search(text) is not None
+        holds = self.forced.get(key, preference and not unlikely)
         self.answers[key] = Answer(key, text, holds, flips and not elsewhere, weight)
         return holds
+
+    def _is_excluded(self, key: Key) -> bool:
+        """Whether a value was found to equal another constant: `mode == "test"` after `mode == "train"`."""
+        if not _is_equality(key) or self.forced.get(key):
+            return False
+        true = [*(one.key for one in self.answers.values() if one.holds), *(one for one, holds in self.forced.items() if holds)]
+        return any(_is_equality(one) and one[2] == key[2] and one[3] != key[3] for one in true)
 
     def settle(self) -> None:
         """What was answered so far comes last when worlds are chosen."""

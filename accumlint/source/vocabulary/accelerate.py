@@ -121,7 +121,8 @@ def _wrapped(state: Machine, engine: Engine, value: Value) -> Value:
     if base is None:
         return value
     options = frozenset({"prepared", "optional"})
-    made = Thing(Actor(state.uid(), base.name, Role.MODEL, engine.wrapper, base.uid, True, options), inner=value)
+    actor = Actor(state.uid(), base.name, Role.MODEL, engine.wrapper, base.uid, True, options)
+    made = Thing(actor, inner=value, supposed=tuple(state.supposed))
     if isinstance(raw, (Thing, Instance)):
         raw.wrapped_by = made
     state.wrappers[base.uid] = made

@@ -66,10 +66,11 @@ def wrap(state: Machine, call: Call, kind: Wrapper) -> Value | None:
         options.add("static_graph")
     if group_of(state, call.keywords.get("process_group")) == "own":
         options.add("process_group")
-    if state.journal is not None or any(guard.cause in {"setting", "unknown"} for guard in state.recorder.guards):
+    if state.supposed or any(guard.cause in {"setting", "unknown"} for guard in state.recorder.guards):
         options.add("optional")
     name = base.name if base is not None else "model"
-    made = Thing(Actor(state.uid(), name, Role.MODEL, kind, base.uid if base is not None else None, True, frozenset(options)), inner=inner)
+    actor = Actor(state.uid(), name, Role.MODEL, kind, base.uid if base is not None else None, True, frozenset(options))
+    made = Thing(actor, inner=inner, supposed=tuple(state.supposed))
     if isinstance(raw, (Thing, Instance)):
         raw.wrapped_by = made
     if base is not None and kind is not Wrapper.FSDP1:

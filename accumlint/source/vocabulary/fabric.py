@@ -196,7 +196,8 @@ def wrapped_model(state: Machine, module: Value, setup: Setup, call: Call) -> Va
         return module
     wrapper = base.wrapper if base.wrapper is Wrapper.FSDP2 else setup.wrapper
     options = frozenset({"prepared"}) | (frozenset({"optional"}) if setup.optional else frozenset())
-    made = Thing(Actor(state.uid(), base.name, Role.MODEL, wrapper, base.uid, True, options), inner=module)
+    actor = Actor(state.uid(), base.name, Role.MODEL, wrapper, base.uid, True, options)
+    made = Thing(actor, inner=module, supposed=tuple(state.supposed))
     if isinstance(raw, (Thing, Instance)):
         raw.wrapped_by = made
     if wrapper in {Wrapper.DDP, Wrapper.ZERO, Wrapper.UNKNOWN}:

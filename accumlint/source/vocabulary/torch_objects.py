@@ -161,6 +161,13 @@ def data_loader(state: Machine, call: Call) -> Value | None:
     return made
 
 
+def pretrained(state: Machine, call: Call) -> Value | None:
+    """`Tagger.from_pretrained(path)` of a class of the source: one of its objects."""
+    owner = receiver_of(call)
+    made = state.begun(owner, call.node) if isinstance(owner, Class) else None
+    return made if isinstance(made, Instance) and actor_of(made) is not None else None
+
+
 def unwrapped(state: Machine, call: Call) -> Value | None:
     """`torch.compile(model)`, `DataParallel(model)`: the same module."""
     return state.force(call.args[0]) if call.args else None
@@ -169,7 +176,7 @@ def unwrapped(state: Machine, call: Call) -> Value | None:
 def construct(state: Machine, cls: Class, call: Call) -> Value | None:
     """A class of the source that derives from a module or an optimizer."""
     names = [base.path or base.text for base in cls.ancestry() if isinstance(base, Opaque)]
-    if any(name.rsplit(".", 1)[-1] in {"Optimizer"} or OPTIMIZER_CLASS.match(name.rsplit(".", 1)[-1]) for name in names):
+    if any(name.rsplit(".", 1)[-1].endswith("Optimizer") or OPTIMIZER_CLASS.match(name.rsplit(".", 1)[-1]) for name in names):
         return optimizer(state, call)
     if any(SCHEDULER_CLASS.search(name.rsplit(".", 1)[-1]) for name in names):
         return scheduler(state, call)
@@ -281,4 +288,5 @@ METHODS: dict[str, Handler] = {
     "apply": same_object,
     "requires_grad_": requires_grad,
     "load_state_dict": nothing,
+    "from_pretrained": pretrained,
 }

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.rehearsal.arithmetic import count, guard, is_tensor, scale
+from accumlint.source.rehearsal.arithmetic import SELECTED, count, guard, is_tensor, scale
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind
@@ -44,7 +44,7 @@ CRITERION_NAME = re.compile(r"criterion|(^|_)(loss|ce|mse|bce|nll)(_?fn|_?func(t
 SAME_SHAPE = frozenset(
     """
     view reshape to float half double bfloat16 contiguous squeeze unsqueeze flatten transpose permute cpu cuda clone type expand
-    type_as nan_to_num long int requires_grad_ expand_as masked_select backward_hook
+    type_as nan_to_num long int requires_grad_ expand_as backward_hook
     """.split()
 )
 MAKERS = (
@@ -60,6 +60,9 @@ MAKERS = (
     "normal",
     "randperm",
     "eye",
+)
+LENGTH_MASK = re.compile(
+    r"(pad|length|lens?|attn|attention|valid|src|tgt|trg|mel|seq|text|token|frame)_?(pad(ding)?_?)?masks?", re.IGNORECASE
 )
 INPUT_NAMES = re.compile(r"attention_mask|input_ids|inputs?_|padding_mask")
 
@@ -82,11 +85,27 @@ def loss(state: Machine, call: Call) -> Value | None:
     made.weight, made.reduced = weight_of_reduction(
         state, call.node, kind, call.name if call.name in LOSS_FUNCTIONS else call.path.rsplit(".", 1)[-1]
     )
-    made.causes |= {"loss"}
+    if SELECTED in made.causes:  # of what a mask leaves
+        made.weight = replace(made.weight, factors=tuple(replace(factor, uneven=True) for factor in made.weight.factors))
+    made.causes = (made.causes - {SELECTED}) | {"loss"}
     if state.no_grad == 0:
         state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
     else:
         made.forwards, made.attached = frozenset(), False
+    return made
+
+
+def selected(state: Machine, call: Call) -> Value | None:
+    """`x.masked_select(mask)`: as many as the mask leaves, where it is one of lengths or was compared."""
+    value = _operand(state, call)
+    mask = state.force(call.args[-1]) if call.args else None
+    if value is None or mask is value or not isinstance(mask, Opaque):
+        return None
+    made = state.opaque(
+        ("selected", value.key, mask.key), state.recorder.text(call.node), value, mask, attached=value.attached, scaler=value.scaler
+    )
+    if "compared" in mask.causes or LENGTH_MASK.search(mask.text):
+        made.causes |= {SELECTED}
     return made
 
 
@@ -366,6 +385,7 @@ FUNCTIONS: dict[str, Handler] = {
     **dict.fromkeys(MAKERS, made_tensor),
     "mean": mean,
     "sum": total,
+    "masked_select": selected,
     "split": chunks,
     "chunk": chunks,
     "tensor_split": chunks,
@@ -393,6 +413,7 @@ METHODS: dict[str, Handler] = {
     "clamp_min": clamp,
     "clamp_": clamp,
     "clip": clamp,
+    "masked_select": selected,
     "split": chunks,
     "chunk": chunks,
     "tensor_split": chunks,

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.facts import CLIP_NAMES, CLIPPER_NAME
+from accumlint.source.reading.facts import CLIP_NAMES, CLIPPER_NAME, OPTIMIZER_NAME, terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
 from accumlint.source.rehearsal.values import (
@@ -43,7 +43,9 @@ def backward(state: Machine, call: Call) -> Value | None:
     if call.path.endswith("autograd.backward"):
         return emit_backward(state, call, first, *(("replay",) if len(call.args) > 1 else ()))
     given = isinstance(first, Opaque) and (is_tensor(first) or "loss" in first.text)
-    if role_of(state, owner) is Role.OPTIMIZER:  # apex and fairseq: a plain backward of the scaled loss
+    named = terminal(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else ""
+    # Of apex and fairseq: a plain backward of the scaled loss.
+    if role_of(state, owner) is Role.OPTIMIZER or (given and OPTIMIZER_NAME.search(named)):
         return emit_backward(state, call, first, "scale-loss")
     if isinstance(owner, Thing) or (given and not (isinstance(owner, Opaque) and is_tensor(owner))):
         state.engine(call)
