@@ -34,7 +34,8 @@ report names the ranks that are behind and what they wait in.
 The value was all-reduced or broadcast before; the other branch runs the backward too, with the loss multiplied by 0 (a fresh
 `torch.zeros((), requires_grad=True)` has no graph and is reported); the branch raises or exits; only the step is
 skipped, on a gradient norm, which is the same on all ranks once the gradients are reduced; the skip can fall only
-on micro-batches that are not synchronised.
+on micro-batches that are not synchronised, or only on backwards of a model that no wrapper synchronises, whose
+gradients are reduced by hand before the step.
 
 ## References
 - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
@@ -91,7 +92,14 @@ def _diverges(trace: Trace, skip: Event) -> bool:
         return False
     if not skip.skipped & {Kind.FORWARD, Kind.BACKWARD} and skip.guard is not None and _on_gradients(skip.guard.text):
         return False
-    return not _unsynchronised(trace, skip)
+    return not (_unsynchronised(trace, skip) or _reduced_once(trace, skip))
+
+
+def _reduced_once(trace: Trace, skip: Event) -> bool:
+    """Whether no wrapper reduces anything, and the reduction by hand comes at the step, which every rank reaches."""
+    models = (event.model for event in trace.of(Kind.FORWARD))
+    by_hand = trace.fact("manual-reduce") is not None and Kind.STEP not in skip.skipped
+    return by_hand and all(model is None or model.wrapper is Wrapper.NONE for model in models)
 
 
 def _on_gradients(text: str) -> bool:

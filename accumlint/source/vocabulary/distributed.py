@@ -7,8 +7,24 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from accumlint.source.reading.facts import terminal
+from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.arithmetic import root_of
-from accumlint.source.rehearsal.values import FALSE, NONE, TRUE, Context, Instance, Items, Known, Opaque, Stream, Thing, Value, actor_of
+from accumlint.source.rehearsal.values import (
+    FALSE,
+    NONE,
+    TRUE,
+    Context,
+    Function,
+    Instance,
+    Items,
+    Known,
+    Opaque,
+    Stream,
+    Thing,
+    Value,
+    actor_of,
+)
 from accumlint.source.vocabulary.base import Handler, as_actor, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
@@ -252,6 +268,18 @@ def manual_reduction(state: Machine, call: Call) -> Value | None:
     state.recorder.fact("manual-reduce", call.node)
     state.recorder.emit(Kind.REDUCE, call.node, options=frozenset({"manual"}))
     return NONE
+
+
+def taken(state: Machine, call: Call) -> Value | None:
+    """A reduction by hand in the source is followed; where its buffers hide the gradients, it is believed by its name."""
+    if FUNCTIONS.get(call.name) is not manual_reduction or not isinstance(call.function, Function):
+        return None
+    before = len(state.recorder.events)
+    made = state.call_function(call.function, call.args, call.keywords, call.node)
+    seen = any(event.kind is Kind.REDUCE for event in state.recorder.events[before:])
+    if not seen and any(isinstance(part, ast.Call) and "reduce" in terminal(part.func) for part in walk(call.function.node)):
+        manual_reduction(state, call)
+    return made
 
 
 def same_iterable(state: Machine, call: Call) -> Value | None:
