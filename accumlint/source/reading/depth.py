@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
+from accumlint.source.reading.nodes import children
+
 MAX_EXPRESSION = 60
 MAX_BLOCKS = 100
 
@@ -21,7 +23,7 @@ def limit_depth(tree: ast.Module) -> ast.AST | None:
     for _ in range(MAX_BLOCKS):
         blocks: list[ast.AST] = []
         for node in level:
-            for child in ast.iter_child_nodes(node):
+            for child in reversed(children(node)):
                 if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
                     blocks.append(child)
                 elif _may_be_deep(child):
@@ -44,11 +46,11 @@ def _may_be_deep(node: ast.AST) -> bool:
 def _limit_expression(root: ast.AST) -> ast.AST | None:
     level: list[ast.AST] = [root]
     for _ in range(MAX_EXPRESSION):
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        level = [child for node in level for child in children(node)]
         if not level:
             return None
     for node in level:
-        guilty = _first_training_call(ast.iter_child_nodes(node))
+        guilty = _first_training_call(children(node))
         if guilty is not None:
             return guilty
         _cut_expressions(node)

@@ -26,14 +26,17 @@ from accumlint.source.reading.facts import (
     Loop,
     terminal,
 )
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import remember, walk
 from accumlint.trace import Kind
+
+MOST_SCHEDULE_ARGUMENTS = 2  # an epoch and a metric; `scheduler.step(noise, t, latents)` is a sampler's
 
 
 class Index(Facts):
     """Static facts about one module."""
 
     def __init__(self, tree: ast.Module) -> None:
+        remember(tree)
         super().__init__(tree)
         self.recognisers: list[Callable[[Index, ast.Call], frozenset[Kind]]] = []  # of calls whose names alone do not tell
 
@@ -192,7 +195,7 @@ class Index(Facts):
     def _step_kinds(self, receiver: str, call: ast.Call) -> set[Kind]:
         """`x.step()` is an update if x looks like an optimizer or a scaler, by name or by use."""
         if SCHEDULER_NAME.search(receiver) and not OPTIMIZER_NAME.search(receiver):
-            return {Kind.SCHEDULE}
+            return set() if len(call.args) > MOST_SCHEDULE_ARGUMENTS else {Kind.SCHEDULE}
         used = self.usage.get(receiver, set())
         looks = (
             OPTIMIZER_NAME.search(receiver)

@@ -7,7 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 
 from accumlint.source.reading.facts import ACCUMULATION_NAME, BACKWARD_NAMES, CLIP_NAMES, FILE_LINES, LOSS_WORDS, TRACKED, names_loss
 from accumlint.source.reading.nodes import walk
@@ -32,6 +32,17 @@ EVIDENCE = re.compile(r"ignore_?index|pad_sequence|label_pad_token|DataCollator|
 IGNORED = 100  # with a minus before it, the target that losses ignore
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Imported = ast.Import | ast.ImportFrom
+
+
+@cache
+def _tells(word: str) -> bool:
+    """Whether a name tells of losses, of K, or of what targets are like."""
+    return LOSS_WORDS.search(word) is not None or _tells_of_settings(word)
+
+
+@cache
+def _tells_of_settings(word: str) -> bool:
+    return ACCUMULATION_NAME.search(word) is not None or EVIDENCE.search(word) is not None
 
 
 class Piece:
@@ -77,7 +88,7 @@ class Piece:
         elif isinstance(part, ast.ClassDef):
             self.bases.update(base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in part.bases)
         elif isinstance(part, (ast.arg, ast.keyword)):
-            self.matters = self.matters or bool(part.arg and (ACCUMULATION_NAME.search(part.arg) or EVIDENCE.search(part.arg)))
+            self.matters = self.matters or bool(part.arg and _tells_of_settings(part.arg))
         elif isinstance(part, ast.Constant) and (
             part.value == 100 or (isinstance(part.value, str) and ACCUMULATION_NAME.search(part.value))
         ):
@@ -90,7 +101,7 @@ class Piece:
             self.update = self.update or word in UPDATE_WORDS
             self.strong = self.strong or word not in WEAK_WORDS
         elif not self.matters:
-            self.matters = bool(LOSS_WORDS.search(word) or ACCUMULATION_NAME.search(word) or EVIDENCE.search(word))
+            self.matters = _tells(word)
 
     def _chain(self, node: ast.Attribute) -> None:
         parts = [node.attr]
@@ -193,7 +204,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 def _shift(tree: ast.Module, lines: int) -> None:
     """Moves a tree down, so that no line of it is a line of another file."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         line = getattr(node, "lineno", None)
         if line is not None:
             node.lineno = line + lines  # type: ignore[attr-defined]

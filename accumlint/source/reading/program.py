@@ -91,7 +91,7 @@ def _project_names(outline: Outline, library: Library) -> set[str]:
     return {
         name
         for name, (node, alias) in outline.imported.items()
-        if (found := library.target(outline, node, alias)) is not None and not found.dotted
+        if (found := library.target(outline, node, alias, 1)) is not None and not found.dotted
     }
 
 
@@ -105,7 +105,7 @@ class _Builder:
         self.pieces: dict[int, Piece] = {}  # demanded, by the id of the statement
         self.order: list[Piece] = []
         self.depth: dict[int, int] = {}
-        self.children: dict[int, set[int]] = defaultdict(set)
+        self.children: dict[int, dict[int, None]] = defaultdict(dict)  # in the order in which they were demanded
         self.read: dict[str, Outline] = {main.path: main}
         self.ends: dict[str, None] = {}
         self.pending: deque[Piece] = deque()
@@ -142,14 +142,14 @@ class _Builder:
             self.depth[id(node)] = depth
             self.pending.append(known)
         if parent is not None:
-            self.children[id(parent.node)].add(id(node))
+            self.children[id(parent.node)][id(node)] = None
         return known
 
     def _expand(self, piece: Piece) -> None:
         outline, depth = piece.outline, self.depth[id(piece.node)]
         if _is_import(piece.node):
             return  # what uses its names demands what they mean
-        for name in piece.names:
+        for name in sorted(piece.names):
             known = outline.imported.get(name)
             if known is not None:
                 self._import(piece, *known)
@@ -198,7 +198,7 @@ class _Builder:
         elif found.name:
             self._define(piece, found)
         else:
-            for chain in piece.attributes.get(name, ()):
+            for chain in sorted(piece.attributes.get(name, ())):
                 self._member(piece, found.path, chain)
 
     def _member(self, piece: Piece, path: str, chain: tuple[str, ...]) -> None:

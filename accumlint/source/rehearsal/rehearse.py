@@ -17,6 +17,7 @@ from accumlint.source.reading.program import LONG_FILE, Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.sieve import holds_sign, names_framework_entry
 from accumlint.source.reading.slices import prune
+from accumlint.source.rehearsal.alike import alike
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import mentioned, module_reaches, outermost, reached, running, trains
 from accumlint.source.rehearsal.evidence import gather, never_run
@@ -24,8 +25,8 @@ from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn, Recorder
 from accumlint.source.rehearsal.state import Leave
-from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Opaque, Value
-from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Knowledge, OutOfSteps, Restart, World
+from accumlint.source.rehearsal.values import Class, Function, Instance, Key, Known, Opaque, Value
+from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Answer, Knowledge, OutOfSteps, Restart, World
 from accumlint.source.vocabulary.base import Vocabulary
 from accumlint.source.vocabulary.project_wrappers import signs
 from accumlint.source.vocabulary.registry import vocabulary_for
@@ -34,6 +35,8 @@ from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
 MOST_RESTARTS = 12
+FEW_WORLDS = 2  # fewer are rehearsed one by one
+MOST_TRIALS = 4  # rehearsals that many settings share
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,18 @@ class Rehearsal:
         first = self._run(World(k, knowledge))
         if first is None:
             return
-        yield from self._traces_of(first, ())
+        default = list(self._traces_of(first, ()))
+        yield from default
         flips = sorted((answer for answer in first.world.answers.values() if answer.flips), key=lambda answer: -answer.weight)
         if len(flips) >= MOST_WORLDS:
             self.limits.append(f"{len(flips)} unknown settings: {MOST_WORLDS - 1} of them were flipped")
         spent = first.steps
-        for answer in flips[: MOST_WORLDS - 1]:
+        flips = flips[: MOST_WORLDS - 1]
+        doubtful = [answer for answer in flips if answer.weight <= 0 and not RANKS.search(answer.text)]
+        idle = self._without_effect(doubtful, knowledge, k, default)
+        for answer in flips:
+            if answer.key in idle:
+                continue
             if spent > MOST_STEPS_IN_ALL:
                 self.limits.append("out of steps: not every setting was flipped")
                 return
@@ -121,6 +130,24 @@ class Rehearsal:
             if other is not None:
                 spent += other.steps
                 yield from self._traces_of(other, ((answer.text, "false" if answer.holds else "true"),))
+
+    def _without_effect(self, doubtful: list[Answer], knowledge: Knowledge, k: int, default: list[Trace]) -> set[Key]:
+        """Which conditions, round which no event stands, change nothing that is judged: many are answered otherwise at once."""
+        found: set[Key] = set()
+        pending = [doubtful]
+        for _ in range(MOST_TRIALS):
+            several = pending.pop() if pending else []
+            if len(several) < FEW_WORLDS:
+                continue
+            limits = len(self.limits)
+            other = self._run(World(k, knowledge, forced={answer.key: not answer.holds for answer in several}))
+            if other is not None and alike(default, list(self._traces_of(other, ()))):
+                found |= {answer.key for answer in several if answer.key in other.world.answers}
+                pending.append([answer for answer in several if answer.key not in found])
+            else:
+                del self.limits[limits:]
+                pending += [several[len(several) // 2 :], several[: len(several) // 2]]
+        return found
 
     def _run(self, world: World) -> Machine | None:
         """Rehearses in one world, again from the start whenever something is learnt."""

@@ -31,6 +31,7 @@ from accumlint.source.rehearsal.values import (
     Stream,
     Value,
     key_of,
+    nested_key,
 )
 from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps, World
 from accumlint.trace import Kind
@@ -168,6 +169,7 @@ class State:
         self.yield_roots: list[Root] = []  # what bounds the loops that yield, in the generator being collected
         self.loss_calls: dict[int, ast.Call] = {}  # by the id of a function, its last call of one that forms a loss
         self.pieces: dict[int, str] = {}  # what the loops over the micro-batches of one window go over, by line
+        self.keys: dict[Key, Key] = {}  # of the values that were named so far
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
 
     # Provided by the other parts of the interpreter.
@@ -280,7 +282,7 @@ class State:
                 gates |= part.gates
         base: dict[str, Any] = {"causes": causes, "forwards": forwards, "born": born, "gates": gates, "agreed": agreed}
         base.update(fields)
-        return Opaque(key, text, **base)
+        return Opaque(nested_key(key, self.keys), text, **base)
 
     def force(self, value: Value) -> Value:
         """Answers the condition that a value hangs on."""

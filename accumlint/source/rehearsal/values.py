@@ -13,6 +13,29 @@ from accumlint.weight import Quantity, Weight
 
 Key = tuple[Any, ...]
 
+
+class NestedKey(tuple[Any, ...]):
+    """A key that is part of others, which are part of others in turn: its hash is worked out once."""
+
+    number: int
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+def nested_key(parts: Key, known: dict[Key, Key]) -> Key:
+    """The one key of these parts, so that comparing keys of any depth compares their own parts only."""
+    try:
+        found = known.get(parts)
+    except TypeError:  # a slice is part of it
+        return parts
+    if found is None:
+        found = NestedKey(parts)
+        found.number = hash(parts)
+        known[found] = found
+    return found
+
+
 _uids = itertools.count(1)
 
 
