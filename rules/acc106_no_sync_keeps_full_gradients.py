@@ -14,6 +14,7 @@ with model.no_sync():
     criterion(model(x), y).backward()
 ```
 Where memory is short, let every micro-batch synchronise: K reduce-scatters instead of one, and sharded gradients throughout.
+Use instead:
 ```python
 criterion(model(x), y).backward()
 ```

@@ -22,6 +22,10 @@ dist.all_reduce(targets, group=dp_group)
 loss = loss_sum * dist.get_world_size(dp_group) / targets
 ```
 
+## How it is measured
+By the product of the factor in the loss and that of the reduction, which a run measures; what is too much or too little in it is
+reported as ACC203 or ACC212, since a run does not tell which group a number was meant for.
+
 ## When it is silent
 - The group is that of all ranks (`None`, `dist.group.WORLD`, `new_group()` without ranks).
 - Both the factor and the count are of all ranks: where every group sees the same number of targets, they undo each other.

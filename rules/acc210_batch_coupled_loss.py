@@ -16,6 +16,17 @@ loss = F.cross_entropy(scores, torch.arange(len(queries)))
 ```
 To have the negatives of the whole window, compute the features of all micro-batches without a graph first, the loss and its gradient on
 them, and then replay each micro-batch with its part of that gradient (GradCache), or gather features of other ranks.
+Use instead:
+```python
+with torch.no_grad():
+    features = torch.cat([encode(batch) for batch in window]).requires_grad_()
+contrastive_loss(features).backward()
+for batch, gradient in zip(window, features.grad.split(batch_size)):
+    encode(batch).backward(gradient)
+```
+
+## How it is measured
+Not: a run does not tell what the targets of a loss mean.
 
 ## When it is silent
 - Cached features are replayed.

@@ -12,7 +12,8 @@ the window.
 ```python
 model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
 ```
-Where micro-batches are small, take a normalisation that does not look at the batch:
+Where micro-batches are small, take a normalisation that does not look at the batch.
+Use instead:
 ```python
 model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16), nn.ReLU())
 ```

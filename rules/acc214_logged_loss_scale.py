@@ -21,6 +21,9 @@ window_loss += loss.detach() / accum_steps
 ```
 and log `window_loss` at the boundary.
 
+## How it is measured
+Not: a run does not see what is logged.
+
 ## When it is silent
 - The logged value is multiplied by K.
 - It is summed over the window under another name.

@@ -26,6 +26,9 @@ scheduler = CosineAnnealingLR(optimizer, T_max=epochs * (len(loader) // accum_st
 with the same loop. `OneCycleLR(steps_per_epoch=len(loader))` is the same mistake. A scheduler that went through Accelerate's `prepare`
 advances W times an update: its total is updates times the number of processes, and never times K.
 
+## How it is measured
+Not: a run does not tell what the total of a schedule is made of.
+
 ## When it is silent
 - The schedule is stepped in every micro-batch; then such a total fits it.
 - The total is divided by K, or is a setting of its own.

@@ -25,6 +25,9 @@ if step < batches_done:
     continue
 ```
 
+## How it is measured
+Not: a run does not know what it should have skipped.
+
 ## When it is silent
 - The counter counts micro-batches, or what it is cannot be told.
 - It is multiplied by K on the way.

@@ -18,6 +18,9 @@ accum_steps = args.global_batch_size // (args.micro_batch_size * dist.get_world_
 model = DistributedDataParallel(model)
 ```
 
+## How it is measured
+Not: a run does not know the batch that was asked for.
+
 ## When it is silent
 - The number of ranks, GPUs or replicas appears in K, in what it is made of, or in a later line that changes it.
 - Nothing says that the numerator is the batch of all ranks.

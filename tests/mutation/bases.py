@@ -1,4 +1,7 @@
-"""The correct scripts that mutants are made from: the good fixtures that need only torch, and the good twins of public bug reports where they are at hand."""
+"""The correct scripts that mutants are made from.
+
+The good fixtures that need only torch, and the good twins of public bug reports where they are at hand.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from tests.mutation.operators import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = Path(os.environ.get("ACCUMLINT_CASES", ROOT.parent / "shared" / "cases"))
-_OF_A_FRAMEWORK = re.compile(r"^# needs: |^\s*(?:import|from) +(?:accelerate|ignite|lightning|pytorch_lightning|transformers)\b", re.MULTILINE)
+_OF_A_FRAMEWORK = re.compile(
+    r"^# needs: |^\s*(?:import|from) +(?:accelerate|ignite|lightning|pytorch_lightning|transformers)\b", re.MULTILINE
+)
 _PROCESSES = re.compile(r"^#\s*nproc:\s*(\d+)", re.MULTILINE)
 
 

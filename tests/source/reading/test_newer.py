@@ -90,7 +90,7 @@ def test_caps_stand_before_libcst(piece: str) -> None:
     started = time.perf_counter()
     outcome = parse(f"type X = int\n{piece}\n".encode(), "train.py")
     assert isinstance(outcome, Source | Problem)
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < 60
 
 
 def test_too_much_for_libcst_says_so() -> None:

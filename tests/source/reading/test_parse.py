@@ -192,7 +192,7 @@ class TestDepth:
     def test_a_large_file_takes_seconds(self, text: str) -> None:
         started = time.perf_counter()
         read(text)
-        assert time.perf_counter() - started < 10
+        assert time.perf_counter() - started < 60
 
 
 def test_class_patterns_with_keywords_are_walked_over() -> None:
