@@ -254,6 +254,11 @@ def library(roots: tuple[str, ...], wrappers: tuple[tuple[str, tuple[str, ...]],
     return Library(leads(roots), prunes=not wrappers)
 
 
+def library_for(settings: Settings) -> Library:
+    """The library that the files under these settings share."""
+    return library(_roots(settings), settings.wrappers)
+
+
 def _forget() -> None:
     """Begins a new run: files may have changed."""
     leads.cache_clear()
@@ -351,9 +356,9 @@ def _rehearse(source: Source, settings: Settings, findings: list[Finding], warni
         from accumlint.source.reading.program import program_of
         from accumlint.source.rehearsal.rehearse import Options, rehearsals
 
-        options = Options(accumulation_names=settings.accumulation_names, wrappers=settings.wrappers, objective=settings.objective)
+        options = Options.of(settings)
         seen: set[tuple[str, str, int, int]] = set()
-        program = program_of(source, library(_roots(settings), settings.wrappers) if on_disk else None)
+        program = program_of(source, library_for(settings) if on_disk else None)
         followed.extend(program.asked)
         for rehearsal in rehearsals(program, options):
             for finding in judge_rehearsal(rehearsal, catalogue().values()):

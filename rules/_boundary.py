@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from accumlint.findings import Confidence
-from accumlint.trace import Actor, Event, Kind, Place, Role, Trace, Window, Wrapper
+from accumlint.trace import Actor, Event, Guard, Kind, Place, Role, Trace, Window, Wrapper
 
 GATED = "gated"  # the framework itself ignores the call off the boundary
 
@@ -165,6 +165,23 @@ def _models(events: tuple[Event, ...]) -> Iterator[Actor]:
         if event.model is not None:
             yield event.model
         yield from (target for target in event.targets if target.role is Role.MODEL)
+
+
+def gate_of(step: Event) -> Guard | None:
+    """The test against K that lets a step through, the innermost one."""
+    return next((guard for guard in reversed(step.guards) if guard.cause == "gate"), None)
+
+
+def in_the_loop(trace: Trace, kind: Kind) -> Iterator[Event]:
+    """The events of a kind that stand in the same loop as the backward of their micro-batch."""
+    loops = {one.micro_batch: passes(one) for one in trace.of(Kind.BACKWARD)}
+    return (event for event in trace.of(kind) if event.micro_batch in loops and loops[event.micro_batch] <= passes(event))
+
+
+def loss_of(backward: Event, window: Window) -> Event:
+    """The loss that a backward goes through: the last one formed before it in its micro-batch, else the backward itself."""
+    losses = [event for event in window.of(Kind.LOSS) if event.micro_batch == backward.micro_batch and event.index < backward.index]
+    return losses[-1] if losses else backward
 
 
 def passes(event: Event) -> frozenset[tuple[int, int]]:

@@ -46,6 +46,7 @@ from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import loss_of
 from accumlint.rules._division import (
     Contribution,
     Normalised,
@@ -55,7 +56,7 @@ from accumlint.rules._division import (
     varies,
     without_term_weights,
 )
-from accumlint.trace import Event, Kind, Place, Trace, Window
+from accumlint.trace import Place, Trace, Window
 from accumlint.weight import Quantity
 
 
@@ -94,10 +95,5 @@ def _division(contribution: Contribution, window: Window) -> tuple[Place, str]:
     for factor in reversed(contribution.divisions):
         if not factor.implicit and factor.place is not None:
             return factor.place, f"/ {factor.text}" if factor.text else ""
-    loss = _loss(contribution.backward, window)
+    loss = loss_of(contribution.backward, window)
     return loss.place, loss.text
-
-
-def _loss(backward: Event, window: Window) -> Event:
-    losses = [event for event in window.of(Kind.LOSS) if event.micro_batch == backward.micro_batch and event.index < backward.index]
-    return losses[-1] if losses else backward

@@ -53,8 +53,9 @@ from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import loss_of
 from accumlint.rules._division import TRUSTED, Contribution, Normalised, accumulating, normalised, setting, without_term_weights
-from accumlint.trace import Event, Kind, Trace, Window
+from accumlint.trace import Trace
 from accumlint.weight import Quantity
 
 
@@ -70,7 +71,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         for each in contributions:
             if not _ignores_the_count(each):
                 continue
-            loss = _loss(each.backward, window)
+            loss = loss_of(each.backward, window)
             since = f" ({each.backward.note})" if each.backward.note else ""
             yield at(
                 "ACC209",
@@ -88,8 +89,3 @@ def _ignores_the_count(contribution: Contribution) -> bool:
     if TRUSTED not in contribution.backward.options or weight.mixed or weight.of(Quantity.ACCUMULATION):
         return False
     return normalised(without_term_weights(weight)) is Normalised.MICRO_BATCH
-
-
-def _loss(backward: Event, window: Window) -> Event:
-    losses = [event for event in window.of(Kind.LOSS) if event.micro_batch == backward.micro_batch and event.index < backward.index]
-    return losses[-1] if losses else backward

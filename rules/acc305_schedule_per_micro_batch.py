@@ -49,7 +49,7 @@ from itertools import pairwise
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._boundary import GATED, Boundaries, passes
+from accumlint.rules._boundary import GATED, Boundaries, in_the_loop
 from accumlint.trace import Event, Kind, Place, Role, Trace
 
 CODE = "ACC305"
@@ -80,11 +80,9 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 def _by_place(trace: Trace) -> dict[Place, list[Event]]:
     """The scheduler's calls, by line, that stand in the same loop as the micro-batch's backward."""
-    loops = {one.micro_batch: passes(one) for one in trace.of(Kind.BACKWARD)}
     found: dict[Place, list[Event]] = {}
-    for event in trace.of(Kind.SCHEDULE):
-        inside = event.micro_batch in loops and loops[event.micro_batch] <= passes(event)
-        if inside and not MEANT & event.options:
+    for event in in_the_loop(trace, Kind.SCHEDULE):
+        if not MEANT & event.options:
             found.setdefault(event.place, []).append(event)
     return found
 

@@ -46,8 +46,8 @@ from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._boundary import GATED, Boundaries, passes
-from accumlint.trace import Actor, Event, Guard, Kind, Trace, Window
+from accumlint.rules._boundary import GATED, Boundaries, gate_of, passes
+from accumlint.trace import Actor, Event, Kind, Trace, Window
 
 CODE = "ACC306"
 
@@ -106,13 +106,9 @@ def _stuck(trace: Trace, view: Boundaries, optimizer: Actor) -> str:
         return ""
     k = trace.accumulation.value
     step = windows[0].step
-    if view.size(windows[0]) >= k or view.size(tail) <= k or step is None or _gate(step) is None:
+    if view.size(windows[0]) >= k or view.size(tail) <= k or step is None or gate_of(step) is None:
         return ""
     return f"holds once, after {_count(view.size(windows[0]))}, and never again: its counter does not advance between windows"
-
-
-def _gate(step: Event) -> Guard | None:
-    return next((guard for guard in reversed(step.guards) if guard.cause == "gate"), None)
 
 
 def _count(micro_batches: int) -> str:
@@ -124,7 +120,7 @@ def _k(trace: Trace, full: int) -> str:
 
 
 def _finding(trace: Trace, window: Window, step: Event, why: str) -> Finding:
-    gate = _gate(step)
+    gate = gate_of(step)
     subject = f"`{gate.text}`" if gate is not None else f"the condition of `{step.text}`"
     k = trace.accumulation.text if trace.accumulation is not None else "K"
     return at(

@@ -54,8 +54,8 @@ from itertools import dropwhile, pairwise
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._boundary import Boundaries
-from accumlint.trace import Event, Guard, Kind, Trace, Turn, Window
+from accumlint.rules._boundary import Boundaries, gate_of
+from accumlint.trace import Event, Kind, Trace, Turn, Window
 
 HELP = "step on the last batch too (`or i + 1 == len(loader)`) and divide that window by its own size, or drop the rest before its forward"
 
@@ -122,7 +122,7 @@ def _left_by_a_late_start(boundaries: Boundaries, windows: tuple[Window, ...]) -
         return
     first, second = list(passes.values())[:2]
     step, begun = first[0].step, boundaries.own(second[0])[0]
-    gate = _gate(step) if step is not None else None
+    gate = gate_of(step) if step is not None else None
     if step is None or gate is None or (begun.turns[-1].last or "==" not in gate.text or " or " in gate.text):
         return
     yield at(
@@ -153,7 +153,7 @@ def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterato
         ]
         fate = _discarded(zeros, before, after, turn) if zeros else _mixed(boundaries, first, own, after)
         if fate:
-            gate = _gate(window.step)
+            gate = gate_of(window.step)
             test = gate.text if gate else window.step.text
             yield at(
                 "ACC307",
@@ -199,7 +199,3 @@ def _mixed(boundaries: Boundaries, first: Window, own: tuple[Event, ...], after:
 
 def _positions(turns: tuple[Turn, ...]) -> list[tuple[int, int, int]]:
     return [(turn.line, turn.entry, turn.index) for turn in turns]
-
-
-def _gate(step: Event) -> Guard | None:
-    return next((guard for guard in reversed(step.guards) if guard.cause == "gate"), None)

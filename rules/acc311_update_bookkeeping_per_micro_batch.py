@@ -49,7 +49,7 @@ from itertools import pairwise
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._boundary import GATED, Boundaries, passes
+from accumlint.rules._boundary import GATED, Boundaries, in_the_loop
 from accumlint.trace import Event, Kind, Place, Trace
 
 CODE = "ACC311"
@@ -85,9 +85,8 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 def _by_place(trace: Trace) -> dict[Place, list[Event]]:
     """The calls, by line, that stand in the same loop as the micro-batch's backward."""
-    loops = {one.micro_batch: passes(one) for one in trace.of(Kind.BACKWARD)}
     found: dict[Place, list[Event]] = {}
-    for event in trace.of(Kind.AVERAGE):
-        if event.micro_batch in loops and loops[event.micro_batch] <= passes(event) and GATED not in event.options:
+    for event in in_the_loop(trace, Kind.AVERAGE):
+        if GATED not in event.options:
             found.setdefault(event.place, []).append(event)
     return found

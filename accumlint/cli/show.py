@@ -39,11 +39,12 @@ def show(target: str, color: str) -> int:
     from accumlint.config import nearest
     from accumlint.report.show import followed
     from accumlint.report.show import show as drawn
+    from accumlint.source.rehearsal.rehearse import Options
 
     path, function = _split(target)
     settings = nearest(os.path.dirname(os.path.abspath(path)))
     program = _program(_read(path), settings)
-    loops, limits = _loops(program, _options(settings))
+    loops, limits = _loops(program, Options.of(settings))
     chosen = _chosen(program, loops, function) if function else [traces for _, traces in loops]
     if function and not chosen:
         known = {_holder(program, trace) for _, traces in loops for trace in traces}
@@ -81,19 +82,11 @@ def _read(path: str) -> Source:
     return source
 
 
-def _options(settings: Settings) -> Options:
-    from accumlint.source.rehearsal.rehearse import Options
-
-    return Options(accumulation_names=settings.accumulation_names, wrappers=settings.wrappers, objective=settings.objective)
-
-
 def _program(source: Source, settings: Settings) -> Program:
-    from accumlint.source.reading.imports import Imports
-    from accumlint.source.reading.leads import Leads
-    from accumlint.source.reading.library import Library
+    from accumlint.linter import library_for
     from accumlint.source.reading.program import program_of
 
-    return program_of(source, Library(Leads(Imports(settings.source_roots if settings.origin else ()))))
+    return program_of(source, library_for(settings))
 
 
 def _loops(program: Program, options: Options) -> tuple[list[tuple[str, Sequence[Trace]]], list[str]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from accumlint.config import Settings
 from accumlint.source.reading.facts import FILE_LINES, FunctionNode
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
@@ -46,6 +47,10 @@ class Options:
     accumulation_names: tuple[str, ...] = ()
     wrappers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     objective: str = "token"
+
+    @classmethod
+    def of(cls, settings: Settings) -> Options:
+        return cls(settings.accumulation_names, settings.wrappers, settings.objective)
 
 
 @dataclass

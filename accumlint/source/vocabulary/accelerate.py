@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -155,16 +156,26 @@ def accumulate(state: Machine, call: Call) -> Value | None:
     if engine is None:
         return None
     values = [state.force(value) for value in call.args]
+
+    def begins(machine: Machine) -> bool:
+        engine.shared.engine = engine
+        _advance(machine, engine)
+        if not engine.accumulates:
+            return False
+        engine.entered = True
+        _announce(machine, engine, values, call.spread, call.node)
+        return not engine.shared.sync and not engine.each_batch
+
+    return _holding_back(call, values, begins)
+
+
+def _holding_back(call: Call, values: list[Value], begins: Callable[[Machine], bool]) -> Context:
+    """A context in which models do not synchronise, where `begins` says so and some of them can be held back."""
     inner = Context("no_sync", tuple(values))
 
     def entering(machine: Machine, node: ast.AST) -> None:
-        engine.shared.engine = engine
-        _advance(machine, engine)
-        if engine.accumulates:
-            engine.entered = True
-            _announce(machine, engine, values, call.spread, call.node)
-            if not engine.shared.sync and not engine.each_batch and _silences(values):
-                machine.contexts.append(inner)
+        if begins(machine) and _silences(values):
+            machine.contexts.append(inner)
 
     def leaving(machine: Machine, node: ast.AST) -> None:
         if inner in machine.contexts:
@@ -226,18 +237,12 @@ def no_sync(state: Machine, call: Call) -> Value | None:
     if engine is None:
         return None
     values = [state.force(value) for value in (*call.args, *call.keywords.values())]
-    inner = Context("no_sync", tuple(values))
 
-    def entering(machine: Machine, node: ast.AST) -> None:
+    def begins(machine: Machine) -> bool:
         announce_off(machine, values, {"context"}, call.spread, machine.managing[0] if machine.managing else call.node)
-        if _silences(values):
-            machine.contexts.append(inner)
+        return True
 
-    def leaving(machine: Machine, node: ast.AST) -> None:
-        if inner in machine.contexts:
-            machine.contexts.remove(inner)
-
-    return Context("other", place=call.node, entering=entering, leaving=leaving)
+    return _holding_back(call, values, begins)
 
 
 def trigger_sync(state: Machine, call: Call) -> Value | None:

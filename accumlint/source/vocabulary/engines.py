@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from accumlint.source.rehearsal.values import Known, Opaque, Root, Value
+from accumlint.trace import Actor, Role
 from accumlint.weight import Factor, Quantity
 
 if TYPE_CHECKING:
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from accumlint.source.rehearsal.state import Call
 
 ONE = Known(1)
+HALF = frozenset({16, "16", "16-mixed"})  # the precisions that bring a scaler, as Lightning's Trainer and Fabric spell them
+
+
+def precision_scaler(state: Machine) -> Actor:
+    """The scaler of a precision plugin: the framework's own, which unscales before the step."""
+    return Actor(state.uid(), "the precision plugin", Role.SCALER, known=True)
 
 
 def literal_of(call: Call, name: str, position: int | None = None) -> ast.AST | None:

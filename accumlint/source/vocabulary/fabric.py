@@ -27,6 +27,7 @@ from accumlint.source.rehearsal.values import (
 )
 from accumlint.source.vocabulary import distributed, torch_training
 from accumlint.source.vocabulary.base import Attribute, Handler, as_actor, last_name, raw_module, receiver_of
+from accumlint.source.vocabulary.engines import HALF, precision_scaler
 from accumlint.trace import Actor, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -134,9 +135,7 @@ def wrapper_of(state: Machine, strategy: Value | None) -> Wrapper:
 def scaler_of(state: Machine, precision: Value | None) -> Actor | None:
     """The scaler that 16-bit mixed precision brings along."""
     value = state.force(precision) if precision is not None else NONE
-    if isinstance(value, Known) and value.value in {16, "16", "16-mixed"}:
-        return Actor(state.uid(), "the precision plugin", Role.SCALER, known=True)
-    return None
+    return precision_scaler(state) if isinstance(value, Known) and value.value in HALF else None
 
 
 def find(state: Machine, value: Value | None) -> Setup | None:

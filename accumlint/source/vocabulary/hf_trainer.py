@@ -54,7 +54,7 @@ from accumlint.weight import Factor, Quantity, Weight
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
 
-PACKAGES = frozenset({"transformers", "trl", "unsloth"})
+PACKAGES = facts.OWNERS
 SIGNS = frozenset({facts.COUNT, "compute_loss"})
 SIEVE = ((b"def compute_loss", b"Trainer"), (b"def training_step", b"num_items_in_batch"), (b"compute_loss_func", b"Trainer"))
 

@@ -13,7 +13,7 @@ from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.values import Function, Instance, Items, Known, Mapping, Opaque, Thing, Value, actor_of
 from accumlint.source.vocabulary.base import role_of
-from accumlint.source.vocabulary.engines import ONE
+from accumlint.source.vocabulary.engines import HALF, ONE, precision_scaler
 from accumlint.trace import Actor, Role
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 CURRENT = "lightning"  # where the memory of a rehearsal keeps the module that runs
 K_NAME = "accumulate_grad_batches"
 TRAINER_WORDS = frozenset({K_NAME, "max_epochs", "max_steps", "precision", "devices", "accelerator", "strategy", "gpus", "callbacks"})
-HALF = frozenset({16, "16", "16-mixed"})
 SCALING_PLUGINS = frozenset({"MixedPrecision", "MixedPrecisionPlugin"})
 
 
@@ -131,7 +130,7 @@ def scaler_of(state: Machine) -> Actor | None:
     for name in ("plugins", "callbacks"):
         plugins = argument_of(index, name)
         half = half or (plugins is not None and _has_scaling_plugin(index, plugins))
-    return Actor(state.uid(), "the precision plugin", Role.SCALER, known=True) if half else None
+    return precision_scaler(state) if half else None
 
 
 def _has_scaling_plugin(index: Index, given: ast.expr) -> bool:
