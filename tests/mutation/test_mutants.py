@@ -105,7 +105,8 @@ def test_every_operator_makes_mutants_that_count(all_outcomes: list[Outcome]) ->
 
 def test_the_effects_are_known() -> None:
     effects = table()
-    texts = {key(mutant.text) for base in bases() for mutant in base.mutants}
+    ours = [base for base in bases() if not base.name.startswith("cases/")]  # those change without a commit of this project
+    texts = {key(mutant.text) for base in ours for mutant in base.mutants}
     unknown = len(texts - effects.keys())
     assert unknown <= len(texts) // 50, "run `python -m tests.mutation.effects`"
 
