@@ -101,6 +101,14 @@ class Boundaries:
                 return Confidence.MEDIUM
         return Confidence.HIGH
 
+    def stands_still(self, optimizer: Actor | None, start: int, end: int) -> Confidence:
+        """HIGH, or MEDIUM when an unknown call between these events may step: only one that received an optimizer can."""
+        for event in self.trace.of(Kind.OPAQUE):
+            held = not event.targets or any(target.role is Role.OPTIMIZER for target in event.targets)
+            if start < event.index < end and held and self.may_act_on(event, optimizer):
+                return Confidence.MEDIUM
+        return Confidence.HIGH
+
     def steps_between(self, start: int, end: int) -> bool:
         """Whether any optimizer steps between these two events."""
         return any(start < step.index < end for step in self.trace.of(Kind.STEP))

@@ -92,12 +92,12 @@ def _before_flush(own: tuple[Event, ...], save: Event, step: Event) -> bool:
 
 def _finding(view: Boundaries, window: Window, own: tuple[Event, ...], save: Event, step: Event) -> Finding:
     waiting = len({one.micro_batch for one in own if one.index < save.index})
-    what = "a micro-batch waits" if waiting == 1 else f"{waiting} micro-batches wait"
+    what = "a micro-batch" if waiting == 1 else f"{waiting} micro-batches"
     return at(
         CODE,
         save,
-        f"`{save.text}` writes a checkpoint while the gradients of {what} for `{step.text}`: no checkpoint holds them.",
+        f"`{save.text}` writes a checkpoint while the gradients of {what} wait for `{step.text}`: no checkpoint holds them.",
         help=f"save right after `{step.text}`, under the condition of the boundary, and count updates",
         window=window,
-        confidence=view.confidence(window.optimizer, own[0].index, save.index),
+        confidence=view.stands_still(window.optimizer, own[0].index, save.index),
     )

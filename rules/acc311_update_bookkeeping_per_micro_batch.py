@@ -35,6 +35,8 @@ With Accelerate, call it under `if accelerator.sync_gradients:`.
 ## When it is silent
 - Doing it twice is the same as doing it once: clamps to a maximal norm, weights that are copied or restored.
 - The average is that of a metric, not of weights.
+- The counter's limit is a number of micro-batches, or where it comes from is not seen. It counts as a number of updates where it is made of
+  `len(loader)` divided by K.
 - It is moved once an epoch, or where no window is open.
 - Averages over ranks (`PeriodicModelAverager`).
 
@@ -53,6 +55,7 @@ from accumlint.rules._boundary import GATED, Boundaries, in_the_loop
 from accumlint.trace import Event, Kind, Place, Trace
 
 CODE = "ACC311"
+COUNTER = "counter"
 
 
 @rule(
@@ -75,12 +78,18 @@ def check(trace: Trace) -> Iterator[Finding]:
             yield at(
                 CODE,
                 call,
-                f"`{call.text}` runs in every micro-batch, but `{window.step.text}` once a window: in between the weights stand still.",
-                help=f"call it beside `{window.step.text}`",
+                _message(call, window.step),
+                help=f"put it beside `{window.step.text}`",
                 window=window,
-                confidence=view.confidence(window.optimizer, call.index, following.index),
+                confidence=view.stands_still(window.optimizer, call.index, following.index),
             )
             break
+
+
+def _message(call: Event, step: Event) -> str:
+    if COUNTER in call.options:
+        return f"`{call.text}` counts micro-batches, but `{call.note}` counts updates: the run ends after 1/K of them."
+    return f"`{call.text}` runs in every micro-batch, but `{step.text}` once a window: in between the weights stand still."
 
 
 def _by_place(trace: Trace) -> dict[Place, list[Event]]:

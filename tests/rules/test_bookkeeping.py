@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from accumlint.config import Settings
+from accumlint.findings import Confidence
 from accumlint.linter import lint_data
+from accumlint.rule import Rule
 from accumlint.rules.acc310_mid_window_checkpoint import check as acc310
 from accumlint.rules.acc311_update_bookkeeping_per_micro_batch import check as acc311
-from accumlint.trace import Guard, Kind, Trace, Turn
+from accumlint.trace import Actor, Guard, Kind, Role, Trace, Turn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -86,6 +88,35 @@ def test_an_average_beside_the_step_or_once_an_epoch_is_right() -> None:
 
 def test_an_average_that_the_framework_holds_back_is_right() -> None:
     assert not lines(acc311, trace(inside=lambda build, i: build.add(Kind.AVERAGE, 51, options=frozenset({"gated"}))))
+
+
+def with_unknown_calls(*roles: Role) -> Trace:
+    """An unknown call in every micro-batch that receives unknown objects of these roles, and a save and an average behind it."""
+
+    def act(build: Builder, i: int) -> None:
+        build.add(Kind.OPAQUE, 48, targets=tuple(Actor(900 + i, "given", role) for role in roles))
+        build.add(Kind.SAVE, 50, options=STATE)
+        build.add(Kind.AVERAGE, 51)
+
+    return trace(inside=act)
+
+
+def confidences(check: Rule, over: Trace) -> set[Confidence | None]:
+    return {finding.confidence for finding in check.check(over)}
+
+
+@pytest.mark.parametrize("check", [acc310, acc311])
+def test_only_an_unknown_call_with_an_optimizer_may_step(check: Rule) -> None:
+    assert confidences(check, with_unknown_calls(Role.MODEL)) == {Confidence.HIGH}
+    assert confidences(check, with_unknown_calls(Role.MODEL, Role.OPTIMIZER)) == {Confidence.MEDIUM}
+    assert confidences(check, with_unknown_calls()) == {Confidence.MEDIUM}
+
+
+def test_a_counter_names_its_limit() -> None:
+    counts = frozenset({"counter", "moving"})
+    found = list(acc311.check(trace(inside=lambda build, i: build.add(Kind.AVERAGE, 51, options=counts, note="max_updates"))))
+    assert [finding.place.line for finding in found] == [51]
+    assert "`max_updates` counts updates" in found[0].message
 
 
 LOOP = """

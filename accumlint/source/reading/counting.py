@@ -58,6 +58,39 @@ def skips_in_updates(index: Index) -> Iterator[tuple[ast.expr, int]]:
             yield bound, degree
 
 
+def counted_in_updates(index: Index) -> dict[int, ast.expr]:
+    """The advances by one of a counter whose limit is a number of updates, by node, each with that limit."""
+    advances = [node for node in walk(index.tree) if isinstance(node, ast.AugAssign) and _advances_by_one(node)]
+    limits = _limits(index, {terminal(node.target) for node in advances}) if advances and _names_k(index) else {}
+    return {id(node): limits[terminal(node.target)] for node in advances if terminal(node.target) in limits}
+
+
+def _names_k(index: Index) -> bool:
+    return any(ACCUMULATION_NAME.search(name) for name in index.identifiers)
+
+
+def _advances_by_one(node: ast.AugAssign) -> bool:
+    return isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant) and node.value.value == 1
+
+
+def _limits(index: Index, counters: set[str]) -> dict[str, ast.expr]:
+    """What counters are compared with where a loop over the data ends: `if counter >= limit: break`, `while counter < limit:`."""
+    units = index.once("units", index.tree, Units)
+    found: dict[str, ast.expr] = {}
+    for node in walk(index.tree):
+        if isinstance(node, ast.If) and any(isinstance(part, (ast.Break, ast.Return)) for part in node.body):
+            reached: tuple[type[ast.cmpop], ...] = (ast.Gt, ast.GtE, ast.Eq)
+        elif isinstance(node, ast.While):
+            reached = (ast.Lt, ast.LtE, ast.NotEq)
+        else:
+            continue
+        match node.test:
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if isinstance(op, reached) and terminal(left) in counters:
+                if units.degree(right, counts_batches) == -1:
+                    found[terminal(left)] = right
+    return found
+
+
 def _update_counters(index: Index) -> frozenset[str]:
     """Names that are advanced only where an update is made."""
     gated: set[ast.AST] = set()

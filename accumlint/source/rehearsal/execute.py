@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
+from accumlint.source.reading.counting import counted_in_updates
 from accumlint.source.rehearsal.arithmetic import combine
 from accumlint.source.rehearsal.assign import Assignments
 from accumlint.source.rehearsal.blocks import Blocks
@@ -21,6 +22,7 @@ from accumlint.source.rehearsal.values import (
     Root,
     Value,
 )
+from accumlint.trace import Kind
 
 
 class Statements(Assignments, Conditions, Blocks):
@@ -82,6 +84,9 @@ class Statements(Assignments, Conditions, Blocks):
         result = combine(self, type(node.op), current, value, node)
         self.retained_sum(node, current, value, result)
         self.assign(node.target, result)
+        limit = self.index.once("limits", self.index.tree, lambda _: counted_in_updates(self.index)).get(id(node))
+        if limit is not None:
+            self.recorder.emit(Kind.AVERAGE, node, options=frozenset({"counter", "moving"}), note=self.recorder.text(limit))
 
     def _sum_kept(self, node: ast.Assign) -> None:
         """`total = total + loss` is `total += loss`."""
