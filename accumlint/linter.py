@@ -19,6 +19,7 @@ from accumlint.source.reading.sieve import concerns
 
 if TYPE_CHECKING:
     from accumlint.findings import Finding
+    from accumlint.looking import Look
     from accumlint.source.cache import Cache, Result
     from accumlint.source.editing.ignores import Suppression
     from accumlint.source.reading.library import Library
@@ -44,6 +45,7 @@ class Job(NamedTuple):
     data: bytes
     settings: Settings
     root: str  # what paths in the payload are relative to
+    walked: str = ""  # the folder that is linted as a whole with it
 
 
 class Examined(NamedTuple):
@@ -96,7 +98,7 @@ def lint_paths(
 ) -> Outcome:
     """Everything that can be said of the files that the arguments mean. The cache is opened where it is of use."""
     _forget()
-    run = _Run(cache, thrifty=len(arguments) > FEW)
+    run = _Run(cache, [each for each in map(os.path.abspath, arguments) if os.path.isdir(each)], thrifty=len(arguments) > FEW)
     for found in find(arguments, configuration, force_exclude=force_exclude):
         if isinstance(found, Unreadable):
             run.unreadable.append(found)
@@ -110,8 +112,9 @@ def lint_paths(
 class _Run:
     """One run over a tree: what it knows already, and what remains to be looked at."""
 
-    def __init__(self, open_cache: Callable[[], Cache] | None, *, thrifty: bool) -> None:
+    def __init__(self, open_cache: Callable[[], Cache] | None, walked: Sequence[str], *, thrifty: bool) -> None:
         self._open_cache = open_cache
+        self._walked = walked
         self._cache: Cache | None = None
         self._thrifty = thrifty
         self.files: list[Candidate] = []
@@ -163,8 +166,8 @@ class _Run:
             self._parts_changed = True
         cache = self.cache
         if cache is not None:
-            mark = _mark(found) + extra
-            if self._known(found, cache.same(found.path, found.status, mark, data)):
+            marks = self._marks(_mark(found) + extra, found)
+            if any(self._known(found, cache.same(found.path, found.status, each, data)) for each in marks):
                 return
         self.pending.append((found, data, extra))
 
@@ -176,10 +179,22 @@ class _Run:
             known = not (found.named or found.settings.wrappers) and self._known(found, cache.fresh(found.path, found.status, ""))
             self._bare += [found] if known else []
             return known
-        mark = _mark(found)
-        if not found.named:
-            return self._known(found, cache.fresh(found.path, found.status, mark))
-        return any(self._known(found, cache.fresh(found.path, found.status, each)) for each in (mark, mark + NAMED))
+        marks = self._marks(_mark(found), found)
+        if found.named:
+            marks += (_mark(found) + NAMED,)
+        return any(self._known(found, cache.fresh(found.path, found.status, each)) for each in marks)
+
+    def _marks(self, mark: str, found: Candidate) -> tuple[str, ...]:
+        """What the result of a file may be kept under: one that asked for callers holds where as much is linted with the file."""
+        return mark, mark + self._scope(found)
+
+    def _scope(self, found: Candidate) -> str:
+        return f"@{self._walked_with(found)}"
+
+    def _walked_with(self, found: Candidate) -> str:
+        """The folder that is linted as a whole with a file, "" where the file was named."""
+        inside = () if found.named else (each for each in self._walked if found.path.startswith(each.rstrip(os.sep) + os.sep))
+        return min(inside, key=len, default="")
 
     def _nothing_in(self, found: Candidate, data: bytes) -> None:
         if not found.named and self.cache is not None:
@@ -206,7 +221,10 @@ class _Run:
         """Rehearses and judges what is left."""
         if self._parts_changed:
             self._look_again()
-        pending = [(found, Job(found.path, data, found.settings, self.root), extra) for found, data, extra in self.pending]
+        pending = [
+            (found, Job(found.path, data, found.settings, self.root, self._walked_with(found)), extra)
+            for found, data, extra in self.pending
+        ]
         for at, payload in _examine_all([job for _, job, _ in pending], jobs):
             found, job, extra = pending[at]
             self._take(job, payload)
@@ -215,7 +233,11 @@ class _Run:
 
                 kept = payload if _says_something(payload) else None
                 followed = tuple(os.path.join(job.root, each) for each in payload["followed"])
-                self.cache.put(found.path, found.status, _mark(found) + extra, job.data, Result(kept, followed))
+                mark = _mark(found) + extra + (self._scope(found) if payload["asks"] else "")
+                self.cache.put(found.path, found.status, mark, job.data, Result(kept, followed))
+
+    def _job(self, found: Candidate, data: bytes) -> Job:
+        return Job(found.path, data, found.settings, self.root, self._walked_with(found))
 
     def _look_again(self) -> None:
         """Files that hold nothing by themselves, but may with one that changed."""
@@ -317,70 +339,49 @@ def _examined_text(job: Job) -> str:
 
 def examine(job: Job) -> dict[str, Any]:
     """Everything that can be said of one file, as JSON values."""
+    from accumlint.looking import Look
     from accumlint.source.editing.ignores import suppressions
     from accumlint.source.reading.parse import Problem, parse
 
-    findings: list[Finding] = []
-    warnings: list[str] = []
+    look = Look()
     held: list[Suppression] = []
-    followed: list[str] = []
     cells: tuple[Cell, ...] = ()
-    gave_up = False
     try:
         with _limited(SECONDS):
             parsed = parse(job.data, job.path)
             if isinstance(parsed, Problem):
-                findings.append(_unreadable_file(parsed))
+                look.findings.append(_unreadable_file(parsed))
             else:
                 held, cells = suppressions(parsed.text), parsed.cells
-                gave_up = _rehearse(parsed, job.settings, findings, warnings, followed)
+                _look(look, parsed, job)
     except TimeUp:
-        gave_up = True
-        warnings.append(f"gave up after {SECONDS} seconds; findings may be missing")
+        look.gave_up = True
+        look.warnings.append(f"gave up after {SECONDS} seconds; findings may be missing")
     except (MemoryError, RecursionError):
-        gave_up = True
-        warnings.append("too deep or too large to follow; findings may be missing")
-    return _payload(findings, held, gave_up, warnings, job, followed) | ({"cells": cells} if cells else {})
+        look.gave_up = True
+        look.warnings.append("too deep or too large to follow; findings may be missing")
+    return _payload(look, held, job) | ({"cells": cells} if cells else {})
 
 
-def _rehearse(source: Source, settings: Settings, findings: list[Finding], warnings: list[str], followed: list[str]) -> bool:
-    """Judges every training loop of a file; returns whether some loop could not be followed to the end."""
+def _look(look: Look, source: Source, job: Job) -> None:
+    """Judges every training loop of a file; where its model comes from elsewhere, also as those who use it run it."""
+    from accumlint.source.rehearsal.rehearse import Options
+
+    settings = job.settings
     on_disk = os.path.isabs(source.path)
     data = source.text.encode("utf-8", "surrogatepass")
     if not (concerns(data) or wraps(data, settings) or (on_disk and leads(_roots(settings)).starts(source.path, data))):
-        return False
-    gave_up = traced = False
-    try:
-        from accumlint.judge import judge_rehearsal
-        from accumlint.rule import catalogue
-        from accumlint.source.reading.program import program_of
-        from accumlint.source.rehearsal.rehearse import Options, rehearsals
-
-        options = Options.of(settings)
-        seen: set[tuple[str, str, int, int]] = set()
-        program = program_of(source, library_for(settings) if on_disk else None)
-        followed.extend(program.asked)
-        for rehearsal in rehearsals(program, options):
-            for finding in judge_rehearsal(rehearsal, catalogue().values()):
-                if finding.key not in seen:
-                    seen.add(finding.key)
-                    findings.append(finding)
-            traces = rehearsal.traces(3)
-            traced = traced or bool(traces)
-            gave_up = gave_up or bool(rehearsal.limits) or any(trace.limits or not trace.followed for trace in traces)
-    except (MemoryError, RecursionError):
-        raise
-    except Exception as error:  # a bug here must not keep the rest of a tree from being linted
-        warnings.append(f"internal error, please report it: {type(error).__name__}: {error} ({_where(error)})")
-        return True
-    return gave_up or (not traced and "backward" in source.text)
+        return
+    options, library = Options.of(settings), library_for(settings) if on_disk else None
+    look.at(source, options, library)
+    if look.asks and library is not None and not _holds_project(job.walked, source.path, library):
+        look.from_callers(source.path, options, library)
 
 
-def _where(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else "nowhere"
+def _holds_project(folder: str, path: str, library: Library) -> bool:
+    """Whether all files of a file's project lie in a folder that is linted as a whole: the callers are linted, too, and lead to it."""
+    root = library.imports.folders.root(os.path.dirname(path))
+    return bool(folder) and (root + os.sep).startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _unreadable_file(problem: Problem) -> Finding:
@@ -392,28 +393,28 @@ def _unreadable_file(problem: Problem) -> Finding:
 
 
 def _lost(job: Job, lost: Lost) -> dict[str, Any]:
+    from accumlint.looking import Look
     from accumlint.source.reading.parse import Problem
 
     if lost.late:
-        return _payload([], [], True, [f"gave up after {PATIENCE} seconds; findings may be missing"], job)
+        return _payload(Look(warnings=[f"gave up after {PATIENCE} seconds; findings may be missing"], gave_up=True), [], job)
     # Kept in the cache: alone, the file would be read in this very process next time, and end it.
-    return _payload([_unreadable_file(Problem(job.path, f"could not be linted: {lost.reason}"))], [], True, [], job)
+    return _payload(Look([_unreadable_file(Problem(job.path, f"could not be linted: {lost.reason}"))], gave_up=True), [], job)
 
 
-def _payload(
-    findings: list[Finding], held: list[Suppression], gave_up: bool, warnings: list[str], job: Job, followed: Sequence[str] = ()
-) -> dict[str, Any]:
+def _payload(look: Look, held: list[Suppression], job: Job) -> dict[str, Any]:
     from accumlint.source.codec import encode
 
     prefix = job.root.rstrip(os.sep) + os.sep
-    coded = encode(findings, lambda path: path.removeprefix(prefix)) if findings else None
+    coded = encode(look.findings, lambda path: path.removeprefix(prefix)) if look.findings else None
     return {
         "findings": coded,
         "suppressions": held,
-        "gave_up": gave_up,
-        "warnings": warnings,
-        "whole": not warnings,
-        "followed": [path.removeprefix(prefix) for path in followed],
+        "gave_up": look.gave_up,
+        "warnings": look.warnings,
+        "whole": not look.warnings,
+        "asks": bool(look.asks),
+        "followed": [path.removeprefix(prefix) for path in dict.fromkeys(look.followed)],
     }
 
 

@@ -179,6 +179,12 @@ class Event:
     leaves: str = ""
     options: frozenset[str] = frozenset()
     note: str = ""
+    call: Place | None = None  # of the helper in another file that it lies in, by the file of the loop
+
+    @property
+    def in_loop(self) -> Place:
+        """Where the file of the loop brings it about."""
+        return self.call or self.place
 
     def concerns(self, optimizer: Actor | None) -> bool:
         """Whether the event belongs to this optimizer (an event with unknown targets belongs to all)."""

@@ -73,6 +73,7 @@ def check(trace: Trace) -> Iterator[Finding]:
                         help="enter the context before the forward, so that it holds the forward and the backward",
                         window=window,
                         guilty=(forwards[-1], backward),
+                        place=backward.in_loop,
                     )
 
 

@@ -88,6 +88,7 @@ def _unsynced(trace: Trace, update: Unsynced) -> Finding:
         window=update.window,
         confidence=sureness(trace, update.backward, step, model, update.window.optimizer),
         guilty=(switch, update.reader, step) if switch is not None else (update.reader, step),
+        place=(switch or step).in_loop,
     )
 
 

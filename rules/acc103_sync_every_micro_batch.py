@@ -85,6 +85,7 @@ def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Fin
         f"`{model.name}` reduces its gradients in every backward, `{k}` times an update, where once is enough",
         help=f"run the forward and the backward of all but the window's last micro-batch in `{model.name}.no_sync()`",
         window=window,
+        place=backward.in_loop,
         confidence=sureness(trace, window.events[0], backward, model),
         severity=Severity.INFO if model.options & AT_RUN_TIME else None,
     )

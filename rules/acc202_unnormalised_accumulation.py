@@ -74,6 +74,7 @@ def check(trace: Trace) -> Iterator[Finding]:
                     f"the window's gradient is `{k}` times too large",
                     help=f"divide the loss by `{k}`, or the summed losses by the targets of the window",
                     window=window,
+                    place=each.backward.in_loop,
                     confidence=Confidence.MEDIUM if _alternates(window) else confidence(trace, window),
                 )
 

@@ -37,7 +37,7 @@ def write(project: Path) -> Write:
 @pytest.fixture
 def plant(write: Write, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a training loop with a planted mistake: `plant("train.py", "ACC202")`."""
-    monkeypatch.setattr("accumlint.linter._rehearse", planted.rehearse)
+    monkeypatch.setattr("accumlint.linter._look", planted.look)
 
     def written(name: str, code: str = "", extra: str = "") -> Path:
         end = f"  # plant: {code}{extra}" if code else extra

@@ -17,10 +17,11 @@ from accumlint.report.terminal import escape
 from accumlint.trace import Place
 
 if TYPE_CHECKING:
-    from accumlint.config import Settings
+    from accumlint.source.reading.library import Library
     from accumlint.source.reading.parse import Source
     from accumlint.source.reading.program import Program
     from accumlint.source.rehearsal.rehearse import Options
+    from accumlint.source.rehearsal.through import Through
     from accumlint.trace import Trace
 
 K = 3  # the number of micro-batches that is drawn where the source leaves it open
@@ -37,21 +38,32 @@ def show(target: str, color: str) -> int:
     `accumlint check` judges.
     """
     from accumlint.config import nearest
-    from accumlint.report.show import followed
+    from accumlint.linter import library_for
+    from accumlint.report.show import followed, used_by
     from accumlint.report.show import show as drawn
+    from accumlint.source.reading.program import program_of
     from accumlint.source.rehearsal.rehearse import Options
 
     path, function = _split(target)
     settings = nearest(os.path.dirname(os.path.abspath(path)))
-    program = _program(_read(path), settings)
-    loops, limits = _loops(program, Options.of(settings))
+    options = Options.of(settings)
+    library = library_for(settings)
+    program = program_of(_read(path), library)
+    loops, limits, asks = _loops(program, options)
+    caller = _caller(program.path, asks, library, options)
+    if caller is not None:
+        program = caller.program
+        used = [(rehearsal.function, rehearsal.traces(K)) for rehearsal in caller.rehearsals if caller.comes_through(rehearsal)]
+        places = {trace.place for _, traces in used for trace in traces}
+        loops = [*used, *(loop for loop in loops if not places.issuperset(trace.place for trace in loop[1]))]
     chosen = _chosen(program, loops, function) if function else [traces for _, traces in loops]
     if function and not chosen:
         known = {_holder(program, trace) for _, traces in loops for trace in traces}
         raise click.UsageError(_no_such(function, path, sorted(known)))
     texts = [drawn(traces, width=width(), color=coloured(color), root=Path.cwd()) for traces in chosen]
     nothing = [f"no training loop found in {escape(path)}", *(f"  {escape(limit)}" for limit in limits)]
-    trail = followed(tuple(program.kept), program.ends, width=width(), color=coloured(color), root=Path.cwd())
+    trail = used_by(program.path, width=width(), color=coloured(color), root=Path.cwd()) if caller is not None else ""
+    trail += followed(tuple(program.kept), program.ends, width=width(), color=coloured(color), root=Path.cwd())
     write(("\n".join(texts) or "\n".join(nothing) + "\n") + trail)
     return 0
 
@@ -82,26 +94,29 @@ def _read(path: str) -> Source:
     return source
 
 
-def _program(source: Source, settings: Settings) -> Program:
-    from accumlint.linter import library_for
-    from accumlint.source.reading.program import program_of
+def _caller(path: str, asks: Sequence[str], library: Library, options: Options) -> Through | None:
+    """The file that uses one whose model is not made there, and the loops as they run from it."""
+    from accumlint.source.rehearsal.through import through_callers
 
-    return program_of(source, library_for(settings))
+    found = through_callers(path, asks, library, options, []) if asks else iter(())
+    return next((each for each in found if each.reaches), None)
 
 
-def _loops(program: Program, options: Options) -> tuple[list[tuple[str, Sequence[Trace]]], list[str]]:
-    """The function and the traces of every loop that holds a backward, and what could not be followed where there are none."""
+def _loops(program: Program, options: Options) -> tuple[list[tuple[str, Sequence[Trace]]], list[str], list[str]]:
+    """The function and the traces of every loop that holds a backward; where there are none, why; and names that callers are asked for."""
     from accumlint.source.rehearsal.rehearse import rehearsals
 
     loops: list[tuple[str, Sequence[Trace]]] = []
     limits: list[str] = []
+    asks: list[str] = []
     for rehearsal in rehearsals(program, options):
         traces = [trace for trace in rehearsal.traces(K) if trace.events or trace.limits]
         if traces:
             loops.append((rehearsal.function, traces))
         else:
             limits += (limit for limit in rehearsal.limits if limit not in limits)
-    return loops, limits
+        asks += filter(None, [rehearsal.asks_callers])
+    return loops, limits, asks
 
 
 def _chosen(program: Program, loops: Sequence[tuple[str, Sequence[Trace]]], function: str) -> list[Sequence[Trace]]:

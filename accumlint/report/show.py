@@ -47,6 +47,12 @@ def followed(files: Sequence[str], ends: Sequence[str], *, width: int, color: bo
     return paint([*lines, []], color=color) + "\n" if lines else ""
 
 
+def used_by(path: str, *, width: int, color: bool, root: Path) -> str:
+    """Which file the loops were entered from, where they are given their models by others."""
+    line = f"as {escape(relative(path, root))} runs it, where the model is made"
+    return paint([*paragraph(line, min(width, MAX_TEXT), first="  ", rest="    ")], color=color) + "\n"
+
+
 def _heading(trace: Trace, width: int, root: Path) -> Iterator[Line]:
     cell = f"cell {trace.place.cell}:" if trace.place.cell else ""
     where = f"{escape(relative(trace.path, root))}:{cell}{trace.place.row}"

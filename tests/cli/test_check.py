@@ -390,8 +390,7 @@ def test_a_bug_costs_one_file(plant: Write, write: Write, lint: Lint, monkeypatc
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("accumlint.judge.judge_rehearsal", broken)
-    monkeypatch.setattr("accumlint.source.rehearsal.rehearse.rehearsals", broken)
+    monkeypatch.setattr("accumlint.looking.rehearsals", broken)
     status, _, err = lint(".", "--no-cache")
     assert status == 0
     assert "internal error, please report it: ZeroDivisionError: oh (test_check.py:" in err

@@ -24,6 +24,11 @@ _NAME = re.compile(rb"(\w+)(?:[ \t]+as[ \t]+\w+)?[ \t]*(?:#[^\n]*)?(?:,|$)", re.
 _TEST_FILE = re.compile(r"^(test_.*|.*_test|conftest)\.py$")
 
 
+def is_test_file(name: str) -> bool:
+    """Whether a file's name is that of a test."""
+    return _TEST_FILE.match(name) is not None
+
+
 class Leads:
     """Answers it for the files of one run, each of which is read at most once for it."""
 
@@ -36,13 +41,13 @@ class Leads:
         """Whether a file that is no whole training loop itself imports one, or the part that it lacks."""
         if path.endswith(".ipynb"):  # its bytes are JSON, and reading that of every notebook would cost more than it tells
             return False
-        if not any(word in data for word in _DRIVES) or _TEST_FILE.match(os.path.basename(path)):
+        if not any(word in data for word in _DRIVES) or is_test_file(os.path.basename(path)):
             return False
-        return calls_backward(data) or any(self._reaches(found, 1) for found in self._imported(path, data))
+        return calls_backward(data) or any(self._reaches(found, 1) for found in self.imported(path, data))
 
     def imports_some(self, path: str, data: bytes) -> bool:
         """Whether a file imports others of its project."""
-        return next(self._imported(path, data), None) is not None
+        return next(self.imported(path, data), None) is not None
 
     def _reaches(self, path: str, depth: int) -> bool:
         """Whether a file of the project calls a backward, or passes on one that does."""
@@ -50,15 +55,15 @@ class Leads:
         if known is not None:
             return known
         self._leads[path] = False  # while it is being found out
-        data = self._read(path)
+        data = self.read(path)
         self.seen.add(path)
         found = b"backward" in data and calls_backward(data)
         if not found and depth < DEEPEST and (os.path.basename(path) == "__init__.py" or calls_update(data)):
-            found = any(self._reaches(inner, depth + 1) for inner in self._imported(path, data))
+            found = any(self._reaches(inner, depth + 1) for inner in self.imported(path, data))
         self._leads[path] = found
         return found
 
-    def _imported(self, path: str, data: bytes) -> Iterator[str]:
+    def imported(self, path: str, data: bytes) -> Iterator[str]:
         """The files of the project that a file imports."""
         done: set[str] = set()
         for match in _IMPORT.finditer(data):
@@ -85,7 +90,8 @@ class Leads:
                 yield inner
 
     @staticmethod
-    def _read(path: str) -> bytes:
+    def read(path: str) -> bytes:
+        """The bytes of a file, as far as they are looked at."""
         try:
             with open(path, "rb") as file:
                 return file.read(MOST_BYTES)

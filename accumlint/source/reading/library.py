@@ -6,7 +6,9 @@ import ast
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
+from accumlint.source.reading.callers import Callers
 from accumlint.source.reading.leads import Leads
 from accumlint.source.reading.outline import Imported, Outline
 from accumlint.source.reading.parse import Problem, parse
@@ -45,6 +47,11 @@ class Library:
         self._outlines: dict[str, Outline | None] = {}
         self._count = 0
         self._bytes = 0
+
+    @cached_property
+    def callers(self) -> Callers:
+        """Tells who uses a file."""
+        return Callers(self.leads)
 
     def outline(self, path: str) -> Outline | None:
         """The outline of a file of the project; None for one that cannot be read."""

@@ -195,6 +195,8 @@ class Access(State):
         made.agreed = made.agreed or (value.key[0] == "size" and isinstance(key, Known) and key.value == 0)
         if isinstance(key, Opaque) and "compared" in key.causes:
             made.causes |= {SELECTED}
+        if value.path.endswith(".__dict__"):
+            made.path = f"{value.path}.{made.text}"  # one of a module's names, `models.__dict__[args.arch]`: a class or a function
         if self.recorder.turns and not value.forwards and value.quantity is None and not self.fixed(key):
             made.born = self.take(node, made.key)
             made.causes |= {"data"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from accumlint.source.reading.nodes import walk
@@ -176,10 +176,24 @@ class Calls(State):
             finally:
                 self.model_calls.pop()
         begun = len(self.recorder.events)
-        result = self.run_frame(frame, body)
+        with self._called(function, node):
+            result = self.run_frame(frame, body)
         if node is not None and self.running and any(event.kind is Kind.LOSS for event in self.recorder.events[begun:]):
             self.loss_calls[id(self.running[-1])] = node
         return result
+
+    @contextmanager
+    def _called(self, function: Function, node: ast.Call | None) -> Iterator[None]:
+        """Events in here lie in a helper of whoever calls it: no method of the same object, and no callback that is handed its caller."""
+        own = self.frame.function.bound if self.frame.function is not None else None
+        if node is None or (own is not None and (function.bound is own or any(_is_self(arg) for arg in node.args))):
+            yield
+            return
+        self.recorder.calls.append(node)
+        try:
+            yield
+        finally:
+            self.recorder.calls.pop()
 
     def run_frame(self, frame: Frame, body: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
         outer = self.frame
@@ -350,6 +364,10 @@ class Calls(State):
                 self.limits.append(f"{self.recorder.text(call.node)}: calls back a function that trains")
                 self.recorder.emit(Kind.OPAQUE, call.node, note="callback")
         return made
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def _call_of(node: ast.AST) -> ast.Call:

@@ -123,6 +123,11 @@ def running(index: Index, entry: FunctionNode) -> Iterator[FunctionNode]:
                 pending.append(callee)
 
 
+def enters(index: Index, entry: FunctionNode, number: int) -> bool:
+    """Whether a function calls, directly or not, one of the followed file of that number."""
+    return any(function.lineno // FILE_LINES == number for function in running(index, entry))
+
+
 def _names(node: ast.AST) -> set[str]:
     found: set[str] = set()
     for part in walk(node):

@@ -59,6 +59,7 @@ class Recorder:
     events: list[Event] = field(default_factory=list)
     turns: list[OpenTurn] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
+    calls: list[ast.Call] = field(default_factory=list)  # of helpers, that are being followed
     facts: dict[str, list[Evidence]] = field(default_factory=dict)
     entries: dict[int, int] = field(default_factory=dict)
     micro_batches: int = 0
@@ -139,6 +140,14 @@ class Recorder:
                 return True
         return False
 
+    def _call_in_loop(self, node: ast.AST) -> Place | None:
+        """Where the file of the innermost loop calls the helper of another file that a node stands in."""
+        loop = self.turns[-1].line // FILE_LINES if self.turns else None
+        if loop is None or not self.calls or getattr(node, "lineno", 1) // FILE_LINES == loop:
+            return None
+        call = next((each for each in reversed(self.calls) if each.lineno // FILE_LINES == loop), None)
+        return self.place(call) if call is not None else None
+
     def emit(self, kind: Kind, node: ast.AST, **fields: Any) -> Event:
         event = Event(
             index=len(self.events),
@@ -148,6 +157,7 @@ class Recorder:
             turns=tuple(turn.closed() for turn in self.turns),
             text=self.text(node),
             guards=tuple(self.guards),
+            call=self._call_in_loop(node),
             **fields,
         )
         self.events.append(event)

@@ -20,7 +20,7 @@ from accumlint.source.reading.sieve import holds_sign, names_framework_entry
 from accumlint.source.reading.slices import prune
 from accumlint.source.rehearsal.alike import alike
 from accumlint.source.rehearsal.calls import SourceRaised
-from accumlint.source.rehearsal.entries import mentioned, module_reaches, outermost, reached, running, trains
+from accumlint.source.rehearsal.entries import enters, mentioned, module_reaches, outermost, reached, running, trains
 from accumlint.source.rehearsal.evidence import gather, never_run
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
@@ -85,6 +85,16 @@ class Rehearsal:
     ) -> Rehearsal:
         """A rehearsal of the same program that starts elsewhere."""
         return Rehearsal(self.program, self.index, self.relevance, self.options, self.vocabulary, entry, owner, drive)
+
+    @property
+    def asks_callers(self) -> str:
+        """The name of a function or class that other files use and give a model which is not made here; "" where it is made here."""
+        if self.entry is None or self.drive is not None:
+            return ""
+        forwards = [event for trace in self.traces(3) for event in trace.of(Kind.FORWARD)]
+        if forwards and all(event.model is not None and event.model.known for event in forwards):
+            return ""
+        return self.owner.name if self.owner is not None else self.entry.name
 
     @cached_property
     def place(self) -> Place:
@@ -418,10 +428,10 @@ def _trains(program: Program) -> bool:
     return (program.backward and program.update) if program.kept else trains(source.tree)
 
 
-def rehearsals(source: Source | Program, options: Options | None = None) -> Iterator[Rehearsal]:
+def rehearsals(source: Source | Program, options: Options | None = None, through: str = "") -> Iterator[Rehearsal]:
     """A rehearsal for every outermost piece of a module that reaches a backward, or that a framework calls.
 
-    What it reaches may lie in the files that it is followed into.
+    What it reaches may lie in the files that it is followed into. With `through`, only those that may run something of that followed file.
     """
     program = source if isinstance(source, Program) else Program(source)
     source = program.source
@@ -436,6 +446,10 @@ def rehearsals(source: Source | Program, options: Options | None = None) -> Iter
     called = [each for each in vocabulary.entries(index) if each.function.lineno < FILE_LINES]
     driven = {id(each.function) for each in called}
     entries = [(entry, owner) for entry, owner in outermost(index) if id(entry) not in driven]
+    if through:
+        number = program.outlines[through].number
+        entries = [(entry, owner) for entry, owner in entries if enters(index, entry, number)]
+        called = [each for each in called if enters(index, each.function, number)]
     alone = module_reaches(index)
     if not entries and not alone and not called:
         return

@@ -1,0 +1,78 @@
+"""What the rules say of one file, as it stands and as the files that use it run it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from accumlint.judge import K, judge_rehearsal
+from accumlint.rule import catalogue
+from accumlint.source.reading.program import program_of
+from accumlint.source.rehearsal.rehearse import Rehearsal, rehearsals
+from accumlint.source.rehearsal.through import through_callers
+
+if TYPE_CHECKING:
+    from accumlint.findings import Finding
+    from accumlint.source.reading.library import Library
+    from accumlint.source.reading.parse import Source
+    from accumlint.source.rehearsal.rehearse import Options
+
+
+@dataclass
+class Look:
+    """What is found while a file is looked at; whoever cuts that short keeps what there is."""
+
+    findings: list[Finding] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    followed: list[str] = field(default_factory=list)  # files and folders (with a separator at the end) that it rests on
+    asks: list[str] = field(default_factory=list)  # names for whose callers one must look, for models are made there
+    gave_up: bool = False
+    _seen: set[tuple[str, str, int, int]] = field(default_factory=set)
+
+    def at(self, source: Source, options: Options, library: Library | None) -> None:
+        """Judges every training loop that the file leads to."""
+        traced = False
+        try:
+            program = program_of(source, library)
+            self.followed += program.asked
+            for rehearsal in rehearsals(program, options):
+                self._judge(rehearsal)
+                traces = rehearsal.traces(K)
+                traced = traced or bool(traces)
+                self.gave_up |= bool(rehearsal.limits) or any(trace.limits or not trace.followed for trace in traces)
+                self.asks += filter(None, [rehearsal.asks_callers])
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # a bug here must not keep the rest of a tree from being linted
+            self._failed(error)
+        self.gave_up |= not traced and "backward" in source.text
+
+    def from_callers(self, path: str, options: Options, library: Library) -> None:
+        """Judges what those who use the file do with it, and keeps what is found in it."""
+        try:
+            for through in through_callers(path, self.asks, library, options, self.followed):
+                for rehearsal in through.rehearsals:
+                    self._judge(rehearsal, path)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:
+            self._failed(error)
+
+    def _judge(self, rehearsal: Rehearsal, path: str = "") -> None:
+        """Keeps the findings of a rehearsal, or those among them that stand in one file."""
+        for finding in judge_rehearsal(rehearsal, catalogue().values()):
+            if finding.key not in self._seen and path in {"", finding.place.path}:
+                self._seen.add(finding.key)
+                self.findings.append(finding)
+
+    def _failed(self, error: Exception) -> None:
+        self.gave_up = True
+        self.warnings.append(f"internal error, please report it: {type(error).__name__}: {error} ({_where(error)})")
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else "nowhere"
