@@ -35,8 +35,8 @@ With Accelerate, call it under `if accelerator.sync_gradients:`.
 ## When it is silent
 - Doing it twice is the same as doing it once: clamps to a maximal norm, weights that are copied or restored.
 - The average is that of a metric, not of weights.
-- The counter's limit is a number of micro-batches, or where it comes from is not seen. It counts as a number of updates where it is made of
-  `len(loader)` divided by K.
+- Nothing shows that a counter is one of updates. It is where its limit is made of `len(loader)` divided by K, where it sets the learning
+  rate beside the step, or where its name says so (`num_updates`, `optimizer_steps`).
 - It is moved once an epoch, or where no window is open.
 - Averages over ranks (`PeriodicModelAverager`).
 
@@ -88,7 +88,7 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 def _message(call: Event, step: Event) -> str:
     if COUNTER in call.options:
-        return f"`{call.text}` counts micro-batches, but `{call.note}` counts updates: the run ends after 1/K of them."
+        return f"`{call.text}` counts micro-batches, but {call.note}."
     return f"`{call.text}` runs in every micro-batch, but `{step.text}` once a window: in between the weights stand still."
 
 

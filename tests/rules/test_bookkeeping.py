@@ -114,7 +114,9 @@ def test_only_an_unknown_call_with_an_optimizer_may_step(check: Rule) -> None:
 
 def test_a_counter_names_its_limit() -> None:
     counts = frozenset({"counter", "moving"})
-    found = list(acc311.check(trace(inside=lambda build, i: build.add(Kind.AVERAGE, 51, options=counts, note="max_updates"))))
+    found = list(
+        acc311.check(trace(inside=lambda build, i: build.add(Kind.AVERAGE, 51, options=counts, note="`max_updates` counts updates")))
+    )
     assert [finding.place.line for finding in found] == [51]
     assert "`max_updates` counts updates" in found[0].message
 

@@ -24,6 +24,13 @@ POSITIONS = {
     "get_scheduler": 3,
     "OneCycleLR": 2,
 }
+MICRO_BATCH = re.compile(r"micro_?(batch|bs)|per_(device|gpu)\w*_(batch|bs)", re.IGNORECASE)  # a plain batch size may be that of an update
+SAMPLES = re.compile(
+    r"^(n|len|num)$|samples|examples|(^|_)(data|dataset|train)_?(size|len|length)$|^(n|num|len)_?(train|data|rows|items)", re.IGNORECASE
+)
+UPDATES = re.compile(
+    r"(^|_)(num_?|n_?)?(updates|optim(izer)?_?steps?|opt_?steps?|update_steps?)(_?(done|count|taken|num))?$", re.IGNORECASE
+)
 GLOBAL_BATCH = re.compile(r"(global|total|effective|target|overall|desired)_?(train_?)?(mini_?)?(batch|bs)", re.IGNORECASE)
 SIZE = re.compile(r"batch|(^|_)bs(_|$)|per_(device|gpu)|micro", re.IGNORECASE)
 WORLD = re.compile(
@@ -42,7 +49,9 @@ def total_of(call: ast.Call) -> ast.expr | None:
 
 
 def counts_batches(node: ast.expr) -> bool:
-    """`len(loader)`."""
+    """`len(loader)`, or samples over the size of a micro-batch."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
+        return bool(MICRO_BATCH.search(terminal(node.right)) and SAMPLES.search(terminal(node.left)))
     return isinstance(node, ast.Call) and terminal(node.func) == "len" and bool(node.args) and bool(LOADER.search(terminal(node.args[0])))
 
 
@@ -58,25 +67,49 @@ def skips_in_updates(index: Index) -> Iterator[tuple[ast.expr, int]]:
             yield bound, degree
 
 
-def counted_in_updates(index: Index) -> dict[int, ast.expr]:
-    """The advances by one of a counter whose limit is a number of updates, by node, each with that limit."""
+def counted_in_updates(index: Index) -> dict[int, str]:
+    """The advances by one of a counter of updates, by node, each with what is seen to take it for one."""
     advances = [node for node in walk(index.tree) if isinstance(node, ast.AugAssign) and _advances_by_one(node)]
-    limits = _limits(index, {terminal(node.target) for node in advances}) if advances and _names_k(index) else {}
-    return {id(node): limits[terminal(node.target)] for node in advances if terminal(node.target) in limits}
-
-
-def _names_k(index: Index) -> bool:
-    return any(ACCUMULATION_NAME.search(name) for name in index.identifiers)
+    if not advances or not any(ACCUMULATION_NAME.search(name) for name in index.identifiers):
+        return {}
+    names = {terminal(node.target) for node in advances}
+    signs = {**_named(names), **_rates(index, names), **_limits(index, names)}
+    return {id(node): signs[terminal(node.target)] for node in advances if terminal(node.target) in signs}
 
 
 def _advances_by_one(node: ast.AugAssign) -> bool:
     return isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant) and node.value.value == 1
 
 
-def _limits(index: Index, counters: set[str]) -> dict[str, ast.expr]:
+def _named(counters: set[str]) -> dict[str, str]:
+    return {name: "its name says that it counts updates" for name in counters if UPDATES.search(name)}
+
+
+def _rates(index: Index, counters: set[str]) -> dict[str, str]:
+    """What sets the learning rate beside an update by a counter that no boundary is told by."""
+    branches = [node for node in walk(index.tree) if isinstance(node, ast.If)]
+    tests = {terminal(part) for node in branches if index.has_modulo(node.test) for part in walk(node.test)}
+    found: dict[str, str] = {}
+    for branch in branches:
+        for node in (part for each in branch.body for part in walk(each)) if _is_boundary(index, branch) else ():
+            if isinstance(node, ast.Assign) and any(_is_rate(target) for target in node.targets):
+                read = {terminal(part) for part in walk(node.value)} & counters - tests
+                found |= {
+                    name: f"`{ast.unparse(node.value)}` is the learning rate of an update: its schedule passes K times as fast"
+                    for name in read
+                }
+    return found
+
+
+def _is_rate(target: ast.expr) -> bool:
+    """`group["lr"]`."""
+    return isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == "lr"
+
+
+def _limits(index: Index, counters: set[str]) -> dict[str, str]:
     """What counters are compared with where a loop over the data ends: `if counter >= limit: break`, `while counter < limit:`."""
     units = index.once("units", index.tree, Units)
-    found: dict[str, ast.expr] = {}
+    found: dict[str, str] = {}
     for node in walk(index.tree):
         if isinstance(node, ast.If) and any(isinstance(part, (ast.Break, ast.Return)) for part in node.body):
             reached: tuple[type[ast.cmpop], ...] = (ast.Gt, ast.GtE, ast.Eq)
@@ -87,7 +120,7 @@ def _limits(index: Index, counters: set[str]) -> dict[str, ast.expr]:
         match node.test:
             case ast.Compare(left=left, ops=[op], comparators=[right]) if isinstance(op, reached) and terminal(left) in counters:
                 if units.degree(right, counts_batches) == -1:
-                    found[terminal(left)] = right
+                    found[terminal(left)] = f"`{ast.unparse(right)}` counts updates: the run ends after 1/K of them"
     return found
 
 

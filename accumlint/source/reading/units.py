@@ -20,7 +20,10 @@ class Units:
     def __init__(self, tree: ast.AST, is_k: Callable[[str], bool] = lambda name: bool(ACCUMULATION_NAME.search(name))) -> None:
         self.is_k = is_k
         self.definitions: dict[str, list[ast.expr]] = defaultdict(list)
+        self.returned: dict[str, list[ast.expr]] = defaultdict(list)  # what functions give, by their names
         for node in walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                self.returned[node.name] += _returns(node)
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     self._define(target, node.value)
@@ -55,6 +58,8 @@ class Units:
             case ast.Call() if terminal(node.func) in PASSING:
                 receiver = (node.func.value,) if isinstance(node.func, ast.Attribute) and terminal(node.func) == "replace" else ()
                 return self._agreed((*receiver, *node.args), base, seen)
+            case ast.Call(func=ast.Name(id=name)) if len(self.returned.get(name, ())) == 1 and name not in seen:
+                return self.degree(self.returned[name][0], base, seen | {name})
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 name = terminal(node)
                 made = self.definitions.get(name, ())
@@ -62,6 +67,15 @@ class Units:
                     return None
                 return self._agreed(made, base, seen | {name})
         return None
+
+    def origin(self, node: ast.expr) -> ast.expr:
+        """Where a number is made: in the function that is called for it, else where it stands."""
+        called = node
+        if isinstance(node, ast.Name) and len(self.definitions.get(node.id, ())) == 1:
+            called = self.definitions[node.id][0]
+        if isinstance(called, ast.Call) and isinstance(called.func, ast.Name) and len(self.returned.get(called.func.id, ())) == 1:
+            return self.returned[called.func.id][0]
+        return node
 
     def _rescales(self, name: str, value: ast.expr) -> bool:
         """Whether a number is made of itself and K: `total = total // K`, before which it is another one."""
@@ -114,6 +128,19 @@ class Units:
             if any(self.mentions(each, wanted, seen | {name}) for each in deeper):
                 return True
         return False
+
+
+def _returns(function: ast.FunctionDef) -> list[ast.expr]:
+    """What a function gives; the functions inside it have their own."""
+    pending: list[ast.AST] = list(function.body)
+    found: list[ast.expr] = []
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Return) and node.value is not None:
+            found.append(node.value)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.expr)):
+            pending.extend(ast.iter_child_nodes(node))
+    return found
 
 
 def _read(target: ast.expr) -> ast.expr:

@@ -84,9 +84,9 @@ class Statements(Assignments, Conditions, Blocks):
         result = combine(self, type(node.op), current, value, node)
         self.retained_sum(node, current, value, result)
         self.assign(node.target, result)
-        limit = self.index.once("limits", self.index.tree, lambda _: counted_in_updates(self.index)).get(id(node))
-        if limit is not None:
-            self.recorder.emit(Kind.AVERAGE, node, options=frozenset({"counter", "moving"}), note=self.recorder.text(limit))
+        taken = self.index.once("counters", self.index.tree, lambda _: counted_in_updates(self.index)).get(id(node))
+        if taken is not None:
+            self.recorder.emit(Kind.AVERAGE, node, options=frozenset({"counter", "moving"}), note=taken)
 
     def _sum_kept(self, node: ast.Assign) -> None:
         """`total = total + loss` is `total += loss`."""

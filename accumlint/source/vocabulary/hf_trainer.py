@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.reading.index import Index
+from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.arithmetic import TOLD_THE_COUNT
 from accumlint.source.rehearsal.record import OpenTurn
@@ -130,7 +131,9 @@ def _drive_loss(machine: Machine, function: Function, *, node: FunctionNode) -> 
         outputs = machine.forward_of(call, training.model)
         labels = machine.item(batch, Known("labels"), node)
         keyword[facts.COUNT] = training.count
+        begun = len(machine.recorder.events)
         loss = machine.force(machine.call_function(function, [outputs, labels], keyword, None))
+        _name_return(machine, node, begun, loss)
         _go_backward(machine, training, _times_ranks(machine, training, loss))
 
     _windows(machine, training, step, counted=True)
@@ -280,6 +283,7 @@ def _training_step(machine: Machine, training: Training, trainer: Instance, batc
         begun = len(machine.recorder.events)
         loss = machine.force(machine.call_function(bind(override, trainer), [training.model, batch], named, None))
         _name_helper(machine, override, begun)
+        _name_return(machine, override.node, begun, loss)
     else:
         loss = _own_loss(machine, training, _node(machine, training.function, "self.compute_loss(model, inputs)"), [batch], training.count)
     _go_backward(machine, training, loss)
@@ -292,6 +296,22 @@ def _name_helper(machine: Machine, override: Function, begun: int) -> None:
     first, last = override.node.lineno, override.node.end_lineno or override.node.lineno
     if losses and node is not None and not first <= losses[-1].place.line <= last:
         machine.recorder.emit(Kind.LOSS, node, weight=losses[-1].weight)
+
+
+def _name_return(machine: Machine, function: ast.AST, begun: int, loss: Value) -> None:
+    """Where no loss function was called, the loss is formed in what the function returns."""
+    if isinstance(loss, Items) and loss.items:
+        loss = machine.force(loss.items[0])
+    if not isinstance(loss, Opaque) or any(event.kind is Kind.LOSS for event in machine.recorder.events[begun:]):
+        return
+    returned = machine.index.once("returned", function, _last_returned)
+    if returned is not None:
+        machine.recorder.emit(Kind.LOSS, returned, weight=loss.weight)
+
+
+def _last_returned(function: ast.AST) -> ast.expr | None:
+    given = [part for part in walk(function) if isinstance(part, ast.Return) and part.value is not None]
+    return max(given, key=lambda part: part.lineno).value if given else None
 
 
 def _go_backward(machine: Machine, training: Training, loss: Value) -> None:

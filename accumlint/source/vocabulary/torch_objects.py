@@ -117,7 +117,7 @@ def _note_horizon(state: Machine, call: Call, actor: Actor) -> None:
     units = Units(state.index.tree, lambda name: name in names or state.world.knowledge.is_accumulation_name(name))
     degree = units.degree(total, counts_batches)
     if degree is not None and degree >= 0:
-        state.recorder.fact(f"horizon-in-micro-batches:{actor.uid}", total)
+        state.recorder.fact(f"horizon-in-micro-batches:{actor.uid}", units.origin(total))
 
 
 def _roots_in(state: Machine, value: Value, depth: int = 0) -> set[Root]:
