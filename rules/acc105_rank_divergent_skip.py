@@ -33,7 +33,7 @@ report names the ranks that are behind and what they wait in.
 ## When it is silent
 The value was all-reduced or broadcast before; the other branch runs the backward too, with the loss multiplied by 0 (a fresh
 `torch.zeros((), requires_grad=True)` has no graph and is reported); the branch raises or exits; only the step is
-skipped, on a gradient norm, which is the same on all ranks once the gradients are reduced; the skip can fall only
+skipped, on a gradient norm or an overflow, which are the same on all ranks once the gradients are reduced; the skip can fall only
 on micro-batches that are not synchronised, or only on backwards of a model that no wrapper synchronises, whose
 gradients are reduced by hand before the step.
 
@@ -43,6 +43,7 @@ gradients are reduced by hand before the step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
@@ -58,6 +59,7 @@ CAUSES = {
 }
 WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.STEP: "step"}
 AGREED = frozenset({"agreed", "zero-loss"})
+OF_GRADIENTS = re.compile(r"norm|grad|overflow|found_inf", re.IGNORECASE)
 
 
 @rule("ACC105", "rank-divergent-skip", Severity.ERROR, every_loop=True, measured="ranks differ in the number of backwards or steps")
@@ -98,13 +100,13 @@ def _diverges(trace: Trace, skip: Event) -> bool:
 def _reduced_once(trace: Trace, skip: Event) -> bool:
     """Whether no wrapper reduces anything, and the reduction by hand comes at the step, which every rank reaches."""
     models = (event.model for event in trace.of(Kind.FORWARD))
-    by_hand = trace.fact("manual-reduce") is not None and Kind.STEP not in skip.skipped
-    return by_hand and all(model is None or model.wrapper is Wrapper.NONE for model in models)
+    by_hand = trace.fact("manual-reduce") is not None or trace.fact("reduces-by-hand") is not None
+    return by_hand and Kind.STEP not in skip.skipped and all(model is None or model.wrapper is Wrapper.NONE for model in models)
 
 
 def _on_gradients(text: str) -> bool:
     """Gradients are the same on all ranks once they are reduced, and so is what is computed from them."""
-    return "norm" in text.lower() or "grad" in text.lower()
+    return OF_GRADIENTS.search(text) is not None
 
 
 def _unsynchronised(trace: Trace, skip: Event) -> bool:

@@ -50,6 +50,8 @@ class Index(Facts):
             return given
         if isinstance(node.func, ast.Name):
             found: list[FunctionNode] = [function for function in self.functions.get(name, []) if function not in self.owner]
+            if hasattr(builtins, name):  # a `print` that a function makes for itself is no other's
+                found = [function for function in found if isinstance(self._homes[id(function)][2], ast.Module)]
             if name in self.classes:
                 found += [member for member in self.class_methods(self.classes[name]) if member.name == "__init__"]
             elif not found and name in self.aliases:

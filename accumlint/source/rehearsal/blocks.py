@@ -13,7 +13,7 @@ from accumlint.source.rehearsal.values import (
     Value,
     key_of,
 )
-from accumlint.trace import Guard, Kind
+from accumlint.trace import Event, Guard, Kind
 
 
 class Blocks(State):
@@ -69,14 +69,16 @@ class Blocks(State):
         handlers = [handler for handler in node.handlers if self._swallows(handler)]
         kinds = self.index.kinds(node.body)
         # Around the step alone gradients are reduced already: what overflows there does so on every rank.
-        if (
-            handlers
+        skip = (
+            self._note_exception(handlers[0], kinds)
+            if handlers
             and Kind.BACKWARD in kinds
             and (self.recorder.turns or not any(self.index.reaches_backward_in_loop(one) for one in node.body))
-        ):
-            self._note_exception(handlers[0], kinds)
+            else None
+        )
         try:
-            signal = self.block(node.body)
+            with self.recorder.passed_over(skip):
+                signal = self.block(node.body)
         finally:
             if node.finalbody:
                 self.block(node.finalbody)
@@ -112,14 +114,14 @@ class Blocks(State):
             return False
         return not self.index.once("reraises", handler, lambda _: _reraises(handler))
 
-    def _note_exception(self, handler: ast.ExceptHandler, kinds: frozenset[Kind]) -> None:
+    def _note_exception(self, handler: ast.ExceptHandler, kinds: frozenset[Kind]) -> Event | None:
         raises = any(isinstance(part, ast.Raise) for part in handler.body)
         if raises:
-            return
+            return None
         text = f"except {ast.unparse(handler.type)}" if handler.type is not None else "except"
         guard = Guard(self.recorder.place(handler), text, "exception", True)
         leaves = sorted(ways_out(handler.body))
-        self.recorder.emit(Kind.SKIP, handler, guard=guard, skipped=kinds, leaves=leaves[0] if leaves else "except")
+        return self.recorder.emit(Kind.SKIP, handler, guard=guard, skipped=kinds, leaves=leaves[0] if leaves else "except")
 
     def _exec_Match(self, node: ast.Match) -> Signal | None:
         subject = self.force(self.eval(node.subject))

@@ -21,7 +21,7 @@ from accumlint.source.rehearsal.values import (
     Value,
     actor_of,
 )
-from accumlint.trace import Guard, Kind
+from accumlint.trace import Event, Guard, Kind
 
 PERSONAL = ("loss", "data", "memory", "clock", "rank")
 WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"})
@@ -216,21 +216,16 @@ class Conditions(State):
         taken, left = (kinds, other) if normal_holds else (other, kinds)
         off = leaves if not normal_holds else other_leaves
         skipped = (taken - left) | (after if off else frozenset())
-        if skipped or off:
-            kept = node.body if normal_holds else node.orelse
-            self.note_skip(
-                node,
-                test,
-                skipped,
-                sorted(off)[0] if off else "branch",
-                node.orelse if normal_holds else node.body,
-                [*kept, *(rest if off else ())],
-            )
-        return self._guarded(node, node.body if normal_holds else node.orelse, test, normal_holds)
+        kept, passed = (node.body, node.orelse) if normal_holds else (node.orelse, node.body)
+        if not (skipped or off):
+            return self._guarded(node, kept, test, normal_holds)
+        how = sorted(off)[0] if off else "branch"
+        with self.recorder.passed_over(self.note_skip(node, test, skipped, how, passed, [*kept, *(rest if off else ())])):
+            return self._guarded(node, kept, test, normal_holds)
 
     def note_skip(
         self, node: ast.If, test: Opaque, skipped: frozenset[Kind], leaves: str, body: Sequence[ast.stmt], lost: Sequence[ast.stmt]
-    ) -> None:
+    ) -> Event:
         """Notes the way that does not train: `body` runs on it, `lost` is left out."""
         options = {"agreed"} if test.agreed else set()
         if Kind.ZERO in self.index.kinds(body):
@@ -241,7 +236,7 @@ class Conditions(State):
             options.add("zero-loss")
         guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
         leaving = body[-1] if body and isinstance(body[-1], LEAVING) else node.test
-        self.recorder.emit(Kind.SKIP, leaving, guard=guard, skipped=skipped, leaves=leaves, options=frozenset(options))
+        return self.recorder.emit(Kind.SKIP, leaving, guard=guard, skipped=skipped, leaves=leaves, options=frozenset(options))
 
     def _counts(self, statements: Sequence[ast.stmt]) -> bool:
         """Whether statements advance a counter that something is compared with or divided by."""
@@ -342,8 +337,11 @@ class Conditions(State):
         if isinstance(other, Opaque) and not other.forwards and self.last_branch is not None:
             node = self.last_branch
             guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
-            options = frozenset({"agreed"}) if test.agreed else frozenset()
-            self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=frozenset({Kind.BACKWARD}), leaves="branch", options=options)
+            options = {"agreed"} if test.agreed else set()
+            if _multiplies_by_zero(node.body) or _multiplies_by_zero(node.orelse):
+                options.add("zero-loss")
+            skipped = frozenset({Kind.BACKWARD})
+            self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=skipped, leaves="branch", options=frozenset(options))
 
 
 def wraps_model(statements: Sequence[ast.stmt]) -> bool:

@@ -13,6 +13,7 @@ from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.remarks import remarks
 from accumlint.source.rehearsal.record import Recorder
+from accumlint.source.vocabulary.distributed import BY_HAND
 from accumlint.trace import Evidence
 
 PADDING = re.compile(
@@ -53,6 +54,9 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
         note("k-without-ranks", quotient, name)
     if "dist_autograd" in index.identifiers:
         note("dist-autograd", index.tree, "torch.distributed.autograd")
+    by_hand = sorted(index.identifiers & BY_HAND)
+    if by_hand:  # whether or not this world comes to it
+        note("reduces-by-hand", index.tree, by_hand[0])
     if index.is_distributed:
         found.setdefault("distributed", []).append(Evidence(recorder.place(index.tree), "torch.distributed"))
     return found

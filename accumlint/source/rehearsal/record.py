@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +64,7 @@ class Recorder:
     calls: list[ast.Call] = field(default_factory=list)  # of helpers, that are being followed
     facts: dict[str, list[Evidence]] = field(default_factory=dict)
     entries: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)  # by the index of a skip, the index at which what it passes over is over
     micro_batches: int = 0
     texts: dict[int, str] = field(default_factory=dict)  # of nodes, shared by all rehearsals of a module
 
@@ -99,6 +102,13 @@ class Recorder:
             return ""
         text = lines[line - 1].encode()[node.col_offset : node.end_col_offset]
         return " ".join(text.decode(errors="replace").split())
+
+    @contextmanager
+    def passed_over(self, skip: Event | None) -> Iterator[None]:
+        """What happens in here is all that the skip leaves out, unless it leaves the turn."""
+        yield
+        if skip is not None and skip.leaves in {"branch", "except"}:
+            self.ends[skip.index] = len(self.events)
 
     def fact(self, name: str, node: ast.AST, text: str = "") -> None:
         place = self.place(node)

@@ -25,6 +25,7 @@ from accumlint.source.rehearsal.evidence import gather, never_run
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn, Recorder
+from accumlint.source.rehearsal.skips import narrowed
 from accumlint.source.rehearsal.state import Leave
 from accumlint.source.rehearsal.values import Class, Function, Instance, Key, Known, Opaque, Value
 from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Answer, Knowledge, OutOfSteps, Restart, World
@@ -262,7 +263,7 @@ class Rehearsal:
             kept = [one for one in evidence if not any(stretch.holds(one) for stretch in unseen)]
             if kept:
                 facts.setdefault(name, []).extend(kept)
-        for events in split_by_loop(machine.recorder.events):
+        for events in split_by_loop(narrowed(machine.recorder.events, machine.recorder.ends)):
             if not any(event.kind is Kind.BACKWARD for event in events):
                 continue
             accumulation = _accumulation(machine, events, self.entry)

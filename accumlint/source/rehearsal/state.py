@@ -33,7 +33,7 @@ from accumlint.source.rehearsal.values import (
     key_of,
     nested_key,
 )
-from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps, World
+from accumlint.source.rehearsal.worlds import MOST_STEPS, TOGETHER, OutOfSteps, World
 from accumlint.trace import Kind
 from accumlint.weight import Quantity
 
@@ -300,7 +300,10 @@ class State:
             self.supposed.pop()
 
     def _prefers_then(self, phi: Phi) -> bool:
-        """Features on first: the side that is something rather than nothing."""
+        """Features on first, several processes above all: the side that is something rather than nothing."""
+        for condition, holds in ((phi.condition, True), (phi.condition.negated, False)):
+            if isinstance(condition, Opaque) and TOGETHER.search(condition.text):
+                return holds
         return not self._is_nothing(phi.then) or self._is_nothing(phi.otherwise)
 
     @staticmethod

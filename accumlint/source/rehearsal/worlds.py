@@ -28,6 +28,9 @@ ALONE = re.compile(
 )  # one process; features come first, and several are one
 
 
+TOGETHER = re.compile(r"(^|[._])((is|use)_?)?(distributed|multi_?gpus?|ddp)(\(\))?$", re.IGNORECASE)  # flags of several processes
+
+
 AT_THE_END = re.compile(
     r"(^|[._])((is_)?(last|final)_(step|iter|iteration)|(should_|early_)?stop(ped|ping)?|stop_training|done|finished)$", re.IGNORECASE
 )  # flags of a training that is over: one that goes on is rehearsed

@@ -337,6 +337,7 @@ FUNCTIONS: dict[str, Handler] = {
     "no_sync": no_sync,
     "synchronize_gradients": manual_reduction,
 }
+BY_HAND = frozenset(name for name, handler in FUNCTIONS.items() if handler is manual_reduction)
 METHODS: dict[str, Handler] = {
     "register_comm_hook": comm_hook,
     "set_gradient_divide_factor": divide_factor,
