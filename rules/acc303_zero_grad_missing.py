@@ -31,6 +31,7 @@ The last window's gradients are still there when the first backward of the next 
 - An engine or the step itself clears (`zero_grad=True`); a loop sets `p.grad = None`.
 - `torch.distributed.autograd`, whose contexts hold the gradients.
 - The gradients are cleared later, inside the next window (ACC302).
+- The zeroing waits for the boundary and the loss is divided by K, only the step does not wait (ACC301).
 - Another optimizer's loss leaves gradients here in between (ACC314).
 - An optimizer whose construction is not seen and that is cleared nowhere is reported with medium confidence: its own `step` may clear.
 
@@ -46,7 +47,8 @@ from itertools import pairwise
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
-from accumlint.trace import Actor, Event, Kind, Trace
+from accumlint.trace import Actor, Event, Kind, Trace, Window
+from accumlint.weight import Quantity
 
 CODE = "ACC303"
 CLEARS_ITSELF = frozenset({"engine", "zeroes", "dist-autograd"})
@@ -65,6 +67,8 @@ def check(trace: Trace) -> Iterator[Finding]:
     view = Boundaries.of(trace)
     for optimizer in trace.optimizers:
         zeros = [event.index for event in trace.of(Kind.ZERO) if view.may_act_on(event, optimizer)]
+        if _steps_too_often(view, trace.windows(optimizer), zeros):
+            continue
         for window, following in pairwise(trace.windows(optimizer)):
             step, last, added = window.step, following.step, view.own(following)
             if step is None or last is None or not added or not view.own(window) or _clears_itself(step):
@@ -79,6 +83,15 @@ def check(trace: Trace) -> Iterator[Finding]:
                 window=window,
                 confidence=min(_confidence(optimizer, zeros), view.confidence(optimizer, step.index, added[0].index)),
             )
+
+
+def _steps_too_often(view: Boundaries, windows: tuple[Window, ...], zeros: list[int]) -> bool:
+    """Whether the window is there, with its K in the loss and its zeroing at the boundary, and only the step does not wait (ACC301)."""
+    added = [one for window in windows for one in view.own(window)]
+    divided = all(one.weight is not None and one.weight.power(Quantity.ACCUMULATION) < 0 for one in added)
+    steps = [window.step.index for window in windows if window.step is not None]
+    cleared = [any(step < zero < following for zero in zeros) for step, following in pairwise(steps)]
+    return divided and any(cleared) and all(view.size(window) == 1 for window in windows)
 
 
 def _clears_itself(step: Event) -> bool:

@@ -52,7 +52,7 @@ from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
 from accumlint.trace import Actor, Event, Kind, Place, Role, Trace, Window
 
-ADVERSARY = re.compile(r"discriminator|critic|adversar|(?:^|[_.])discs?(?:$|[_.\d])|net_?D$|[a-z]D$", re.ASCII)
+ADVERSARY = re.compile(r"discriminator|critic|adversar|(?:^|[_.])discs?(?:$|[_.\d])|(?:^|[a-z_.])D$", re.ASCII)
 INPUTS = re.compile(r"\binputs\s*=")
 FREEZES = "freezes"  # the code switches requires_grad, where it was not followed
 HELP = "switch off `requires_grad` of the other model around this backward, or zero its gradients before its own backward"

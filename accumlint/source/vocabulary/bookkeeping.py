@@ -21,6 +21,7 @@ OPTIMIZER_STATE = "optimizer-state"
 MOVING = "moving"  # an average that one more update changes, unlike that of the ranks
 WHOLE_STATE = frozenset({"save_state", "save_training_state"})  # of engines: the optimizer's state is among what they save
 SAVER = re.compile(r"save|checkpoint|ckpt", re.IGNORECASE)
+GETTERS = frozenset({"property", "cached_property"})  # they tell an average and move none
 DEEPEST = 3
 
 
@@ -103,6 +104,8 @@ def _averages(function: Function, call: Call) -> bool:
     """Whether a function of the source averages, by its name and that of its class or of the object."""
     owner = function.owner.node.name if function.owner is not None else ""
     receiver = _receiver_name(call)
+    if METRIC_NAME.search(owner) or any(terminal(each) in GETTERS for each in getattr(function.node, "decorator_list", ())):
+        return False
     return averages_by_name(function.name, receiver) or (averages_by_name(function.name, owner) and not METRIC_NAME.search(receiver))
 
 
