@@ -50,6 +50,7 @@ FETCHES = re.compile(
 MAKES = re.compile(r"loader|dataset|iterator|sampler|^(create|build|make|init|setup)(_|$)|size|shape|count|num_", re.IGNORECASE)
 LOADERS = re.compile(r"data_?loader|dataset$|sampler$|iterator$", re.IGNORECASE)
 AGREES = re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE)
+CLASS_NAME = re.compile(r"[A-Z]\w*[a-z]")
 COUNT_NAME = re.compile(
     r"(^|_)(n|num)_(items|targets|valid|tokens)|denominator|normali[sz]er|total_(tokens|targets|items)|item_count|token_count",
     re.IGNORECASE,
@@ -109,6 +110,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
                 and not function.path
                 and (call.args or call.keywords or call.spread)
                 and not VERB.search(call.name)
+                and not _names_class(call.node.func)
             )
             and role_of(self, function) is Role.MODEL
             and not self.index.is_own_name(call.name)
@@ -483,3 +485,12 @@ def _forwards(value: Value) -> frozenset[int]:
     if isinstance(value, Items):
         return frozenset().union(*(_forwards(item) for item in value.items)) if value.items else frozenset()
     return frozenset()
+
+
+def _names_class(node: ast.expr) -> bool:
+    """Whether what is called is spelled like a class, or taken from a table of classes: that makes a model and runs none."""
+    if isinstance(node, ast.Subscript):
+        table = terminal(node.value)
+        return table == "__dict__" or table.isupper()
+    of_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return not of_self and CLASS_NAME.match(terminal(node)) is not None

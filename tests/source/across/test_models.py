@@ -148,3 +148,30 @@ HEADS = """
 
 def test_losses_of_several_heads_are_the_models(lint: Lint) -> None:
     assert lint({"main.py": HEADS}) == {("main.py", "ACC202", "loss.backward()")}
+
+
+@pytest.mark.parametrize("made", ["chosen.Model(args)", "chosen.__dict__[args.model](args)"])
+def test_making_a_model_runs_none(lint: Lint, made: str) -> None:
+    main = f"""
+        import importlib
+        from train import train
+
+        def main(args, batches):
+            chosen = importlib.import_module("models." + args.model)
+            model = {made}.to(args.device)
+            train(model, batches, args.lr)
+    """
+    loop = """
+        import torch
+
+        def train(model, batches, lr):
+            optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+            for x, y in batches:
+                outputs = model(x)
+                model.zero_grad()
+                loss = torch.nn.functional.mse_loss(outputs, y)
+                loss.backward()
+                optimizer.step()
+    """
+    assert lint({"main.py": main, "train.py": loop}) == set()
+    assert lint({"main.py": main, "train.py": loop.replace("model.zero_grad()", "pass")}) == {("train.py", "ACC303", "optimizer.step()")}
