@@ -49,8 +49,8 @@ from collections.abc import Iterator
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
-from accumlint.rules._order import family, sureness
-from accumlint.rules._sync import off_boundary, own_forwards
+from accumlint.rules._order import family, forwards_of, sureness
+from accumlint.rules._sync import in_order, off_boundary, own_forwards
 from accumlint.trace import Actor, Event, Kind, Trace, Window, Wrapper
 
 AT_RUN_TIME = frozenset({"prepared", "optional"})  # the wrapper is a launcher's or a setting's choice
@@ -79,6 +79,8 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Finding:
     k = trace.accumulation.text if trace.accumulation else "K"
+    first = in_order(window)[0]
+    begins = next(iter(forwards_of(trace, first)), first)
     return at(
         "ACC103",
         backward,
@@ -86,7 +88,7 @@ def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Fin
         help=f"run the forward and the backward of all but the window's last micro-batch in `{model.name}.no_sync()`",
         window=window,
         place=backward.in_loop,
-        confidence=sureness(trace, window.events[0], backward, model),
+        confidence=sureness(trace, begins, backward, model),
         severity=Severity.INFO if model.options & AT_RUN_TIME else None,
     )
 

@@ -68,7 +68,7 @@ HELP = "step on the last batch too (`or i + 1 == len(loader)`) and divide that w
     exception="where a framework runs the loop, the script has no loop whose passes a run could tell apart",
 )
 def check(trace: Trace) -> Iterator[Finding]:
-    if not trace.judges_tail:
+    if not trace.judges_tail or _drops_the_rest(trace):
         return
     boundaries = Boundaries.of(trace)
     for optimizer in trace.optimizers:
@@ -80,6 +80,15 @@ def check(trace: Trace) -> Iterator[Finding]:
                 yield from _leftovers(boundaries, windows[0], window)
         elif windows:
             yield from _left_by_a_late_start(boundaries, windows)
+
+
+def _drops_the_rest(trace: Trace) -> bool:
+    """Whether batches from some count on are passed over before their forward: `if step >= steps_per_epoch: continue`."""
+    return any(
+        guard.cause in {"gate", "counter"} and not guard.holds and ">" in guard.text
+        for forward in trace.of(Kind.FORWARD)
+        for guard in forward.guards
+    )
 
 
 def _starts_with_a_full_one(boundaries: Boundaries, windows: tuple[Window, ...]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -72,6 +73,7 @@ class Facts:
         self.usage: dict[str, set[str]] = defaultdict(set)
         self.augmented: set[str] = set()
         self.assigned: dict[tuple[int, str], int] = defaultdict(int)  # by file and name
+        self.given: dict[tuple[int, str], list[ast.expr]] = defaultdict(list)  # what is assigned to a name, by file
         self.identifiers: set[str] = set()
         self.imported: set[str] = set()
         self.packages: set[str] = set()  # that are imported, by their first name
@@ -168,6 +170,8 @@ class Facts:
             return
         name = terminal(target)
         self.assigned[_file_of(target), name] += 1
+        if isinstance(target, ast.Name):
+            self.given[_file_of(target), name].append(value)
         if any(isinstance(part, ast.BinOp) for part in walk(value)) and any(terminal(part) == name for part in walk(value)):
             self.augmented.add(name)
 
@@ -256,6 +260,36 @@ class Facts:
         for member in node.body:
             if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield member
+
+    @cached_property
+    def nested(self) -> frozenset[int]:
+        """The ids of the functions that are defined inside others."""
+        found: set[int] = set()
+        for functions in self.functions.values():
+            for function in functions:
+                if id(function) not in found:
+                    inner = (part for part in walk(function) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)))
+                    found.update(id(part) for part in inner if part is not function)
+        return frozenset(found)
+
+    def may_be_called(self, function: FunctionNode, call: ast.Call) -> bool:
+        """Whether a call by a bare name can mean a function of that name: one inside another is seen in its own file only, if at all."""
+        return id(function) not in self.nested or (_file_of(function) == _file_of(call) and not hasattr(builtins, function.name))
+
+    def is_foreign(self, name: str, call: ast.Call) -> bool:
+        """Whether a name is only ever given what other projects' modules hold or return: `f = interpolate.interp2d(x, y)`."""
+        values = self.given.get((_file_of(call), name), ())
+        return bool(values) and all(self._comes_from_elsewhere(value) for value in values)
+
+    def _comes_from_elsewhere(self, value: ast.expr) -> bool:
+        made = value.func if isinstance(value, ast.Call) else value
+        if not isinstance(made, ast.Attribute) or made.attr in self.classes:
+            return False
+        if any(id(function) not in self.nested for function in self.functions.get(made.attr, ())):
+            return False
+        while isinstance(made, ast.Attribute):
+            made = made.value
+        return isinstance(made, ast.Name) and made.id in self.imported
 
     def is_own_name(self, name: str) -> bool:
         """Whether the file defines a function, method or class of that name."""

@@ -49,14 +49,16 @@ class Index(Facts):
         if given:
             return given
         if isinstance(node.func, ast.Name):
-            found: list[FunctionNode] = [function for function in self.functions.get(name, []) if function not in self.owner]
-            if hasattr(builtins, name):  # a `print` that a function makes for itself is no other's
-                found = [function for function in found if isinstance(self._homes[id(function)][2], ast.Module)]
+            found: list[FunctionNode] = [
+                each for each in self.functions.get(name, []) if each not in self.owner and self.may_be_called(each, node)
+            ]
             if name in self.classes:
                 found += [member for member in self.class_methods(self.classes[name]) if member.name == "__init__"]
-            elif not found and name in self.aliases:
+            elif found or hasattr(builtins, name):
+                pass
+            elif name in self.aliases:
                 found += self.aliases[name]
-            elif not found and name not in self.imported and not hasattr(builtins, name):
+            elif name not in self.imported and not self.is_foreign(name, node):
                 found += self._called_instances(name, guess=True)
             return found
         if isinstance(node.func, ast.Attribute):

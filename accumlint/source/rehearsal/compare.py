@@ -19,6 +19,7 @@ from accumlint.source.rehearsal.values import (
     Root,
     Value,
     actor_of,
+    key_of,
 )
 from accumlint.weight import Quantity
 
@@ -226,6 +227,10 @@ class Comparisons(State):
                 return self.boolean(any(isinstance(one, Known) and one.value == left.value for one in right.items) is positive)
             if isinstance(right, Known) and isinstance(right.value, str) and isinstance(left.value, str):
                 return self.boolean((left.value in right.value) is positive)
+        wanted = key_of(right)
+        known = self.world.constant(key_of(left)) if wanted[0] == "items" else None
+        if known is not None:
+            return self.boolean((known in wanted[1:]) is positive)
         base = self.opaque(("in", *self.key(left, right)), self.recorder.text(node), left, right)
         return base if positive else self.opaque(("not", base.key), base.text, base, negated=base)
 

@@ -8,6 +8,7 @@ rehearsal, so that the whole of it is consistent.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from accumlint.source.reading.facts import ACCUMULATION_NAME
@@ -165,11 +166,23 @@ class World:
         return holds
 
     def _is_excluded(self, key: Key) -> bool:
-        """Whether a value was found to equal another constant: `mode == "test"` after `mode == "train"`."""
+        """Whether a value was found to equal another constant: `mode == "test"` after `mode == "train"` or `mode in ["train"]`."""
         if not _is_equality(key) or self.forced.get(key):
             return False
-        true = [*(one.key for one in self.answers.values() if one.holds), *(one for one, holds in self.forced.items() if holds)]
-        return any(_is_equality(one) and one[2] == key[2] and one[3] != key[3] for one in true)
+        other = self.constant(key[2])
+        return (other is not None and other != key[3][1]) or any(
+            (key[3][1] in one[2][1:]) is not holds
+            for one, holds in self._settled()
+            if len(one) == 3 and one[0] == "in" and one[1] == key[2] and one[2][:1] == ("items",) and (holds or key[3][1] in one[2][1:])
+        )
+
+    def constant(self, key: Key) -> str | None:
+        """The constant that a value was found to equal, as it is written."""
+        return next((one[3][1] for one, holds in self._settled() if holds and _is_equality(one) and one[2] == key), None)
+
+    def _settled(self) -> Iterator[tuple[Key, bool]]:
+        yield from self.forced.items()
+        yield from ((one.key, one.holds) for one in self.answers.values())
 
     def settle(self) -> None:
         """What was answered so far comes last when worlds are chosen."""

@@ -245,3 +245,69 @@ def test_show_says_which_caller_was_taken(capsys: pytest.CaptureFixture[str]) ->
     assert "as main.py runs it" in drawn
     run(["show", "main.py"])
     assert "as main.py runs it" not in capsys.readouterr().out
+
+
+ENGINES = """\
+import torch.nn.functional as F
+from contextlib import nullcontext
+
+
+def backward(model, loss, settings):
+    if settings["engine"] == "deepspeed":
+        model.backward(loss)
+    else:
+        (loss / settings["accum"]).backward()
+
+
+def update(model, optimizer, settings, i):
+    if settings["engine"] == "deepspeed":
+        model.step()
+    elif (i + 1) % settings["accum"] == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def main(loader, model, optimizer, settings):
+    for i, (x, y) in enumerate(loader):
+        if settings["engine"] in ["ddp", "fsdp"] and (i + 1) % settings["accum"] != 0:
+            context = model.no_sync
+        else:
+            context = nullcontext
+        with context():
+            backward(model, F.cross_entropy(model(x), y), settings)
+        update(model, optimizer, settings, i)
+"""
+
+
+def test_a_setting_is_not_one_of_a_list_and_another_value_at_once(lint: Lint) -> None:
+    assert lint({"main.py": ENGINES}) == set()
+
+
+QUIET = """\
+def silence(is_master):
+    import builtins as __builtin__
+
+    builtin_print = __builtin__.print
+
+    def print(*args, force=False):
+        if is_master or force:
+            builtin_print(*args)
+
+    __builtin__.print = print
+"""
+
+
+def test_a_print_of_the_projects_own_trains_nothing(tmp_path: Path) -> None:
+    from accumlint.config import Settings
+    from accumlint.linter import library_for
+    from accumlint.source.reading.index import Index
+    from accumlint.source.reading.parse import Source, parse
+    from accumlint.source.reading.program import program_of
+
+    (tmp_path / "pyproject.toml").write_text("", encoding="utf-8")
+    (tmp_path / "quiet.py").write_text(QUIET + "\n\n" + HELPER, encoding="utf-8")
+    text = "from quiet import Update, silence\nsilence(True)\nprint(1)\nupdate = Update()\nupdate(loss, optimizer, True)\n"
+    source = parse(text.encode(), str(tmp_path / "main.py"))
+    assert isinstance(source, Source)
+    index = Index(program_of(source, library_for(Settings())).tree())
+    assert [bool(index.kinds(node)) for node in source.tree.body] == [False, False, False, False, True]
