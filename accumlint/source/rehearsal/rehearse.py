@@ -322,13 +322,14 @@ def _flags(function: ast.AST) -> frozenset[str]:
 
 
 def split_by_loop(events: list[Event]) -> list[tuple[Event, ...]]:
-    """The events of each outermost loop; what stands between loops goes with the next one, what stands last with the last."""
+    """The events of each outermost loop that trains; what stands between those goes with the next one, what stands last with the last."""
+    training = {event.turns[0].line for event in events if event.turns and event.kind in {Kind.FORWARD, Kind.BACKWARD}}
     groups: list[list[Event]] = []
     pending: list[Event] = []
     current: int | None = None
     for event in events:
         line = event.turns[0].line if event.turns else None
-        if line is None:
+        if line not in training:  # such as one over the parameters
             pending.append(event)
             continue
         if line != current or not groups:
