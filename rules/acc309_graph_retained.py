@@ -148,4 +148,5 @@ def _uses_again(earlier: Event, later: Event) -> bool:
         and later.index > earlier.index
         and later.micro_batch != earlier.micro_batch
         and bool(set(earlier.forwards) & set(later.forwards))
+        and bool(set(later.forwards) - set(earlier.forwards))  # else it is another loss of the same forward
     )

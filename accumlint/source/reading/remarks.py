@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from accumlint.source.reading.facts import LOSS_WORDS, terminal
+from accumlint.source.reading.facts import ACCUMULATION_NAME, LOSS_WORDS, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.units import Units
@@ -32,6 +32,8 @@ def remarks(index: Index, note: Note) -> None:
         note("low-precision-model", node, name)
     for call, name in _logged_fractions(index):
         note("logs-a-fraction", call, name)
+    for rounding in _whole_windows(index):
+        note("whole-windows", rounding, "")
 
 
 def _batch_statistics(index: Index) -> Iterator[ast.Call]:
@@ -135,3 +137,35 @@ def _logs(units: Units, call: ast.Call, name: str) -> bool:
     given = (*call.args, *(each.value for each in call.keywords))
     read = any(isinstance(part, ast.Name) and part.id == name for each in given for part in walk(each))
     return read and not scaled
+
+
+def _whole_windows(index: Index) -> Iterator[ast.AST]:
+    """Where a loader of the project gives only as many batches as fill whole windows: `n // (b * K) * (b * K)`."""
+    for owner in index.classes.values():
+        if not any(isinstance(member, ast.FunctionDef) and member.name in {"__len__", "__iter__"} for member in owner.body):
+            continue
+        for node in walk(owner):
+            divisor = _rounded_to(node)
+            if divisor is not None and any(ACCUMULATION_NAME.search(name) for name in _names_behind(divisor, owner)):
+                yield node
+
+
+def _rounded_to(node: ast.AST) -> ast.expr | None:
+    """What a number is rounded down to a multiple of."""
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
+        return None
+    for quotient, factor in ((node.left, node.right), (node.right, node.left)):
+        if isinstance(quotient, ast.BinOp) and isinstance(quotient.op, ast.FloorDiv) and ast.dump(quotient.right) == ast.dump(factor):
+            return factor
+    return None
+
+
+def _names_behind(node: ast.expr, scope: ast.AST) -> Iterator[str]:
+    """The names in an expression, and in what the names were set to."""
+    for part in walk(node):
+        if isinstance(part, (ast.Name, ast.Attribute)):
+            yield terminal(part)
+    if isinstance(node, ast.Name):
+        for each in walk(scope):
+            if isinstance(each, ast.Assign) and any(terminal(target) == node.id for target in each.targets):
+                yield from (terminal(part) for part in walk(each.value) if isinstance(part, (ast.Name, ast.Attribute)))

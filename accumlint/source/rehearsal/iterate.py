@@ -29,6 +29,7 @@ from accumlint.trace import Kind, Role
 MOST_TURNS = 16
 STOP = Signal("stop")
 FILES = (("import", "os"), ("import", "glob"))
+HEADS = 2  # turns of a loop over the parts of an output
 SETTINGS = re.compile(
     r"^(\w+_)?(args?|opts?|options|config|cfg|conf|hparams|settings)[.\[]|(^|_)(num_\w+|config|cfg|args)\.(items|values|keys)\(\)$",
     re.IGNORECASE,
@@ -90,8 +91,8 @@ class Iteration(State):
         actor = actor_of(value)
         if actor is not None and actor.role in {Role.PARAMETERS, Role.MODEL, Role.OPTIMIZER}:
             return Plan(1, lambda at: self.element(value, node))
-        if isinstance(value, Opaque) and value.forwards:  # the heads of an output, the parts of a loss
-            return Plan(count, lambda at: self.item(value, Known(at), node), open=True, root=root)
+        if isinstance(value, Opaque) and value.forwards:  # the heads of an output, the parts of a loss: their number is no K
+            return Plan(HEADS, lambda at: self.item(value, Known(at), node), open=True)
         settings = self.prepares and SETTINGS.search(text)
         if isinstance(value, Opaque) and not (value.causes or value.born) and (settings or _lists_files(value.key)):
             return Plan(count, lambda at: self.opaque(("setting", value.key, at), f"item of {text}"), open=True, root=root)
@@ -120,9 +121,11 @@ class Iteration(State):
     def _plan_items(self, value: Items, node: ast.AST) -> Plan:
         if not value.open:
             return Plan(len(value.items), lambda at: self._fixed_item(value, at, node), data=value.data)
+        items = value.items
+        if value.heads and items:
+            return Plan(HEADS, lambda at: self.again_at(items[at % len(items)], node), open=True)
         root = self.length_root(value)
         count = self.world.number(root) or self.world.batches
-        items = value.items
         return Plan(
             count,
             lambda at: self.again_at(items[at % len(items)], node) if items else self.datum(node, "batch"),

@@ -300,6 +300,8 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             value.forwards |= {index}
             value.attached = True
         elif depth < 3:
+            if isinstance(value, Items):
+                value.heads = True
             parts = value.items if isinstance(value, Items) else list(value.items.values()) if isinstance(value, Mapping) else ()
             for part in parts:
                 self._attach(part, index, depth + 1)

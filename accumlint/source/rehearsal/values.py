@@ -139,6 +139,7 @@ class Items(Value):
     length: Root | None = None
     uid: int = field(default_factory=fresh_uid)
     data: bool = False  # its items are batches
+    heads: bool = False  # the parts of one output of a model
 
 
 @dataclass(slots=True, eq=False)
