@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from accumlint.trace import Event, Guard, Kind
 
 PERSONAL = ("loss", "data", "memory", "clock", "rank")
 WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"})
+RANK_NAME = re.compile(r"(^|_)(rank|get_rank)$|^rank_?(id)?$", re.IGNORECASE)
 LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
@@ -228,6 +230,8 @@ class Conditions(State):
     ) -> Event:
         """Notes the way that does not train: `body` runs on it, `lost` is left out."""
         options = {"agreed"} if test.agreed else set()
+        if self.index.once("deals out", node, lambda _: _deals_out(node.test)):
+            options.add("agreed")
         if Kind.ZERO in self.index.kinds(body):
             options.add("zeroes")
         if self.index.once("counted", node, lambda _: self._counts(lost) and not self._counts(body)):
@@ -374,6 +378,16 @@ def _is_below(node: ast.AST) -> bool:
         return False
     below = isinstance(node.ops[0], (ast.Lt, ast.LtE)) and isinstance(node.left, ast.Name)
     return below or (isinstance(node.ops[0], (ast.Gt, ast.GtE)) and isinstance(node.comparators[0], ast.Name))
+
+
+def _deals_out(test: ast.expr) -> bool:
+    """Whether each rank takes its share of the batches by their numbers: `i % world_size == rank`."""
+    for part in walk(test):
+        if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], (ast.Eq, ast.NotEq)):
+            for one, other in ((part.left, part.comparators[0]), (part.comparators[0], part.left)):
+                if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod) and RANK_NAME.search(terminal(other)):
+                    return True
+    return False
 
 
 def _multiplies_by_zero(body: Sequence[ast.stmt]) -> bool:
