@@ -262,6 +262,11 @@ class Facts:
                 yield member
 
     @cached_property
+    def called(self) -> frozenset[str]:
+        """The names of what is called, by their last parts."""
+        return frozenset(terminal(node.func) for node in walk(self.tree) if isinstance(node, ast.Call))
+
+    @cached_property
     def nested(self) -> frozenset[int]:
         """The ids of the functions that are defined inside others."""
         found: set[int] = set()

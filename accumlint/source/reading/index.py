@@ -29,6 +29,7 @@ from accumlint.source.reading.facts import (
 from accumlint.source.reading.nodes import remember, walk
 from accumlint.trace import Kind
 
+MODES = frozenset({"train", "eval"})  # that a module is put into
 MOST_SCHEDULE_ARGUMENTS = 2  # an epoch and a metric; `scheduler.step(noise, t, latents)` is a sampler's
 
 
@@ -64,6 +65,8 @@ class Index(Facts):
         if isinstance(node.func, ast.Attribute):
             if isinstance(node.func.value, ast.Call) and terminal(node.func.value.func) == "super":
                 return [method for method in self.methods.get(name, ()) if self.owner[method].name in self.bases]
+            if name in MODES and terminal(node.func.value) in self.called:
+                return []  # `self.model.train()`, of a model that is called
             plain = [function for function in self.functions.get(name, ()) if function not in self.owner]
             own = list(self.methods.get(name, ())) + [function for function in plain if _suffices(node, function)]
             return own or self.aliases.get(name) or self._called_instances(name, guess=False)

@@ -312,13 +312,12 @@ class Calls(State):
             self._initialise(instance, call)
         return instance
 
-    def left_open(self, cls: Class) -> dict[str, Value]:
-        """What a run that is not seen may give to __init__ in place of None."""
-        init = cls.find("__init__")
-        if not isinstance(init, Function):
+    def left_open(self, function: Value | None) -> dict[str, Value]:
+        """What a run that is not seen may give to a function, such as an __init__, in place of None."""
+        if not isinstance(function, Function):
             return {}
-        empty = [name for name, value in init.defaults.items() if isinstance(value, Known) and value.value is None]
-        return {name: self.parameter(init, name) for name in empty}
+        empty = [name for name, value in function.defaults.items() if isinstance(value, Known) and value.value is None]
+        return {name: self.parameter(function, name) for name in empty}
 
     def _initialise(self, instance: Instance, call: Call) -> None:
         init = instance.cls.find("__init__")

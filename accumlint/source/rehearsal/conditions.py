@@ -11,6 +11,7 @@ from typing import Any
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
+from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.state import Frame, Signal, State
 from accumlint.source.rehearsal.values import (
     NONE,
@@ -278,7 +279,7 @@ class Conditions(State):
         """Runs a block and takes its assignments back; returns them."""
         outer, self.journal = self.journal, []
         try:
-            signal = self.block(body)
+            signal = self._block_that_may_raise(body)
             changes: dict[tuple[int, Any], tuple[dict[Any, Value], Any, Value]] = {}
             for store, key, _ in self.journal:
                 if key in store:
@@ -291,6 +292,12 @@ class Conditions(State):
                     store[key] = old
             self.journal = outer
         return changes, signal
+
+    def _block_that_may_raise(self, body: Sequence[ast.stmt]) -> Signal | None:
+        try:
+            return self.block(body)
+        except SourceRaised:  # in a function that it calls
+            return Signal("raise")
 
     def _apply(self, changes: dict[tuple[int, Any], tuple[dict[Any, Value], Any, Value]]) -> None:
         for store, key, value in changes.values():

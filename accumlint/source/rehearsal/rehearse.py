@@ -70,6 +70,7 @@ class Rehearsal:
     entered: set[int] = field(default_factory=set)  # ids of the functions that were run
     limits: list[str] = field(default_factory=list)
     follows: bool = True  # into the other files of the project; where that leads too far the file alone is rehearsed
+    opens: bool = False  # gives the entry more than the None of its defaults, with which it raises
     _traces: dict[int, list[Trace]] = field(default_factory=dict)
     _rest: dict[int, Iterator[Trace]] = field(default_factory=dict)
 
@@ -177,7 +178,11 @@ class Rehearsal:
                 world.answers.clear()
                 continue
             except SourceRaised:
-                return None
+                if self.opens or self.entry is None or world.forced:
+                    return None
+                self.opens = True
+                world.answers.clear()
+                continue
             except OutOfSteps:
                 if self.follows and machine.modules and not world.forced:
                     self.follows = False
@@ -218,7 +223,7 @@ class Rehearsal:
         if self.drive is not None:
             self.drive(machine, function)
         elif self.index.reaches_backward_in_loop(self.entry):
-            machine.call_function(function, [], {}, None)
+            machine.call_function(function, [], machine.left_open(function) if self.opens else {}, None)
         else:
             self._drive(machine, function)
 
@@ -228,7 +233,7 @@ class Rehearsal:
         if not isinstance(cls, Class):
             return None
         call = ast.copy_location(ast.Call(ast.Name(owner.name, ast.Load()), [], []), owner)
-        instance = machine.begun(cls, call, machine.left_open(cls) if self.drive is not None else None)
+        instance = machine.begun(cls, call, machine.left_open(cls.find("__init__")) if self.drive is not None else None)
         return machine.attribute(instance, self.entry.name, self.entry) if isinstance(instance, Instance) else None
 
     def _drive(self, machine: Machine, function: Function) -> None:

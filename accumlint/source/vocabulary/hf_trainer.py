@@ -100,7 +100,7 @@ def _drive_class(machine: Machine, function: Function, *, cls: facts.TrainerClas
     trainer = function.bound
     if isinstance(own, Class) and not (isinstance(trainer, Instance) and trainer.cls is own):
         trainer = machine.begun(
-            own, ast.copy_location(ast.Call(ast.Name(cls.node.name, ast.Load()), [], []), cls.node), machine.left_open(own)
+            own, ast.copy_location(ast.Call(ast.Name(cls.node.name, ast.Load()), [], []), cls.node), machine.left_open(own.find("__init__"))
         )
     if not isinstance(trainer, Instance):
         return

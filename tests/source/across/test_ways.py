@@ -1,0 +1,62 @@
+"""Which way through the code a training takes: not the one that raises, nor one that only shares a name with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accumlint.source.reading.parse import Source, parse
+from accumlint.source.rehearsal.rehearse import rehearsals
+from tests.source.across.conftest import Lint
+
+LOOP = """\
+import torch
+import torch.nn.functional as F
+{before}
+
+def train(config, net, loader, collection=None):
+{setup}
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i, (x, y) in enumerate(loader):
+        (F.cross_entropy(model(x), y) / config.accum).backward()
+        if (i + 1) % config.accum == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+FOUND = {("main.py", "ACC103", "(F.cross_entropy(model(x), y) / config.accum).backward()")}
+
+
+def test_what_a_caller_must_give_is_given(lint: Lint) -> None:
+    setup = "    if collection is None:\n        raise ValueError(collection)"
+    assert lint({"main.py": LOOP.format(before="", setup=setup)}) == FOUND
+
+
+def test_a_side_whose_helper_refuses_k_is_not_taken(lint: Lint) -> None:
+    before = "\nclass Packed:\n    def __init__(self, config):\n        self.accum = config.accum\n        assert self.accum == 1\n"
+    setup = "    if config.packed:\n        loader = Packed(config)\n    else:\n        loader = iter(loader)"
+    assert lint({"main.py": LOOP.format(before=before, setup=setup)}) == FOUND
+
+
+TRAINER = """\
+from torch.nn import Module
+
+
+class Trainer(Module):
+    def train_step(self):
+        self.model.train()
+        for _ in range(self.grad_accum_every):
+            loss = self.model(next(self.data))
+            (loss / self.grad_accum_every).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def train(self):
+        while self.steps < self.most:
+            self.train_step()
+"""
+
+
+def test_a_mode_is_no_method_of_whoever_holds_the_model(tmp_path: Path) -> None:
+    source = parse(TRAINER.encode(), str(tmp_path / "main.py"))
+    assert isinstance(source, Source)
+    assert [rehearsal.function for rehearsal in rehearsals(source) if rehearsal.traces(2)] == ["train"]
