@@ -65,7 +65,7 @@ class Index(Facts):
         if isinstance(node.func, ast.Attribute):
             if isinstance(node.func.value, ast.Call) and terminal(node.func.value.func) == "super":
                 return [method for method in self.methods.get(name, ()) if self.owner[method].name in self.bases]
-            if name in MODES and terminal(node.func.value) in self.called:
+            if name in MODES and not isinstance(node.func.value, ast.Call) and terminal(node.func.value) in self.called:
                 return []  # `self.model.train()`, of a model that is called
             plain = [function for function in self.functions.get(name, ()) if function not in self.owner]
             own = list(self.methods.get(name, ())) + [function for function in plain if _suffices(node, function)]
