@@ -56,19 +56,17 @@ from accumlint.rules._division import (
     varies,
     without_term_weights,
 )
-from accumlint.trace import Place, Trace, Window
-from accumlint.weight import Quantity
+from accumlint.trace import Evidence, Place, Trace, Window
+from accumlint.weight import Quantity, Weight
 
 
 @rule("ACC201", "mean-of-means", Severity.ERROR, measured="coefficients differ between micro-batches or ranks in the ratio of 1/n")
 def check(trace: Trace) -> Iterator[Finding]:
     for window, contributions in accumulating(trace):
-        averaged = [each for each in contributions if _mean_over_k(each) and varies(trace, each.weight) is not None]
-        if not averaged or len({each.weight.share for each in averaged}) != 1:
+        averaged = [(each, evidence) for each in contributions if (evidence := _evidence(trace, each)) is not None]
+        if not averaged or len({each.weight.share for each, _ in averaged}) != 1:
             continue
-        for each in averaged:
-            evidence = varies(trace, each.weight)
-            assert evidence is not None
+        for each, evidence in averaged:
             guilty, text = _division(each, window)
             by_hand = any(not factor.implicit for factor in each.divisions)
             yield at(
@@ -83,12 +81,17 @@ def check(trace: Trace) -> Iterator[Finding]:
             )
 
 
-def _mean_over_k(contribution: Contribution) -> bool:
+def _evidence(trace: Trace, contribution: Contribution) -> Evidence | None:
+    """What says that the n differs of a mean that is divided by K once; of a sum of losses, that of the first such term."""
+    own = contribution.backward.weight or Weight(known=False)
+    pairs = [(own, contribution.weight)]
+    pairs += [(term.weight, scaled.weight) for term, scaled in zip(own.terms, contribution.weight.terms, strict=False)]
+    return next((found for one, scaled in pairs if _mean_over_k(one, scaled) and (found := varies(trace, scaled)) is not None), None)
+
+
+def _mean_over_k(own: Weight, scaled: Weight) -> bool:
     """A mean divided by K once: undivided means are another mistake, and so are twice divided ones."""
-    own = contribution.backward.weight
-    if own is None or contribution.weight.power(Quantity.ACCUMULATION) != -1:
-        return False
-    return normalised(without_term_weights(own)) is Normalised.MICRO_BATCH
+    return scaled.power(Quantity.ACCUMULATION) == -1 and normalised(without_term_weights(own)) is Normalised.MICRO_BATCH
 
 
 def _division(contribution: Contribution, window: Window) -> tuple[Place, str]:

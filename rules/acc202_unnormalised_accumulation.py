@@ -94,7 +94,9 @@ def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:
         return False
     if any(factor.value != 1 or factor.root == accumulation.text for factor in weight.of(Quantity.ACCUMULATION)):
         return False  # the element count of a scalar is 1, whatever K is
-    return not any(factor.power < 0 or (factor.value is not None and factor.value < 1) for factor in weight.of(Quantity.CONSTANT))
+    summands = len(weight.terms)  # `(start + end) / 2` is the mean of two losses of one micro-batch
+    constants = [factor for factor in weight.of(Quantity.CONSTANT) if not (factor.power == -1 and factor.value == summands)]
+    return not any(factor.power < 0 or (factor.value is not None and factor.value < 1) for factor in constants)
 
 
 def _divided_by_hook(trace: Trace, contribution: Contribution) -> bool:

@@ -69,7 +69,7 @@ class Piece:
         """The statement as it is followed: of a model that does not train itself what forms its loss."""
         if not self.is_model or self.backward or not isinstance(self.node, ast.ClassDef):
             return self.node
-        body = [each for each in self.node.body if not isinstance(each, FUNCTIONS) or each.name == "forward" or names_loss(each)]
+        body = [each for each in self.node.body if not isinstance(each, FUNCTIONS) or _forms_loss(each)]
         return ast.copy_location(
             ast.ClassDef(**{**{name: getattr(self.node, name) for name in self.node._fields}, "body": body}), self.node
         )
@@ -162,6 +162,11 @@ class Outline:
     @cached_property
     def stars(self) -> list[ast.ImportFrom]:
         return [part for node in self.statements for part in _flat(node) if isinstance(part, ast.ImportFrom) and part.names[0].name == "*"]
+
+
+def _forms_loss(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a model's loss rests on one of its functions: also on what says which targets count."""
+    return function.name == "forward" or "mask" in function.name or names_loss(function)
 
 
 def _is_script(node: ast.stmt) -> bool:

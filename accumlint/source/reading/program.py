@@ -167,13 +167,21 @@ class _Builder:
 
     def _import(self, piece: Piece, node: Imported, alias: ast.alias) -> None:
         name = alias.asname or alias.name.split(".")[0]
-        found = self.program.links.get(id(alias)) or self.library.target(piece.outline, node, alias, self._least(piece, name))
+        found = self.program.links.get(id(alias)) or self._target(piece, node, alias, self._least(piece, name))
         if found is None:
             return
         if found.dotted and not found.dotted.startswith(".") and not _renamed(node, alias, found):
             return  # outside of the project
         self.program.links[id(alias)] = found
         self._reach(piece, found, name)
+
+    def _target(self, piece: Piece, node: Imported, alias: ast.alias, least: int) -> Definition | None:
+        """What an import brings, looked for from its own file and then from the folder of the script, which Python searches as well."""
+        found = self.library.target(piece.outline, node, alias, least)
+        absolute = not isinstance(node, ast.ImportFrom) or not node.level
+        if found is not None and found.dotted and absolute and piece.outline is not self.main:
+            return self.library.target(self.main, node, alias, least) or found
+        return found
 
     def _least(self, piece: Piece, name: str) -> int:
         """How much a file must promise to be followed into from a statement: anything will do for a base class."""

@@ -42,6 +42,8 @@ class Access(State):
             return self._instance_attribute(value, name, node)
         if isinstance(value, Class):
             found = value.find(name)
+            if isinstance(found, Function) and "classmethod" in found.decorators:
+                return bind(found, value)
             return found if found is not None else self.opaque((".", ("object", value.uid), name), f"{value.node.name}.{name}", name=name)
         if isinstance(value, Mapping):
             found = value.items.get(name)

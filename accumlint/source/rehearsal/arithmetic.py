@@ -24,6 +24,15 @@ WORLD_NAME = re.compile(
 )
 
 ADDED = re.compile(r"loss|penalt|regulari|(^|_|\.)(reg|aux|kl)(_|$|\()|entropy|diverg", re.IGNORECASE)  # what is added to a loss
+SAME_SHAPE = frozenset(
+    """
+    view reshape to float half double bfloat16 contiguous squeeze unsqueeze flatten transpose permute cpu cuda clone type expand
+    type_as nan_to_num long int requires_grad_ expand_as backward_hook
+    """.split()
+)
+LENGTH_MASK = re.compile(
+    r"(pad|length|lens?|attn|attention|valid|src|tgt|trg|mel|seq|text|token|frame)_?(pad(ding)?_?)?masks?", re.IGNORECASE
+)
 TOLD_THE_COUNT = "window-count"  # cause of what a framework's count of the window's targets was given to
 SELECTED = "selected"  # cause of what a mask left of some data: a different number each time
 
@@ -155,6 +164,8 @@ def _small(value: Any) -> bool:
 def _sequence(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
     if isinstance(left, Items) and isinstance(right, Items) and op is ast.Add:
         return Items(left.items + right.items, left.kind, open=left.open or right.open, data=left.data or right.data)
+    if op is ast.Add and isinstance(left, Items) and left.kind == "tuple" and not left.open and isinstance(right, Opaque):
+        return Items([*left.items, right], "tuple")  # `(loss,) + outputs[2:]`: what comes first is known
     items, count = (left, right) if isinstance(left, Items) else (right, left)
     number = state.number(count, role="bound")
     if op is ast.Mult and isinstance(items, Items) and number is not None and isinstance(number.value, int):
@@ -197,13 +208,13 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
     text = state.recorder.text(node)
     other_node = _operand(node, base is left)
     if isinstance(base, Opaque) and (base.forwards or base.weight is not None or base.attached):
-        factors = factors_of(state, other, other_power, other_node)
+        masked = _masked(state, base, other, op, other_node)
+        factors = factors_of(state, other, other_power, other_node) if masked is None else masked
         if op is ast.Mult and base.reduced and _is_width(other):
             factors = (Factor(Quantity.CONSTANT, 1, None, text),)
-        elif op is ast.Mult and not base.reduced and isinstance(other, Opaque) and "compared" in other.causes:
-            factors = ()  # a mask leaves some of the losses and scales none
+        weight, factors = _mean_of_mask(base.weight, factors)
         made = state.opaque(key, text, base, other, reduced=base.reduced, scaler=base.scaler, attached=base.attached or _attached(other))
-        made.weight = _with(base.weight, factors)
+        made.weight = _with(weight, factors)
         if made.weight is not None and isinstance(other, Opaque) and other.forwards and base.forwards:
             made.weight = replace(made.weight, factors=base.weight.factors if base.weight is not None else ())
         made.quantity = base.quantity if all(factor.quantity is Quantity.CONSTANT for factor in factors) else None
@@ -214,6 +225,37 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
         made.weight = Weight(factors)
         made.reduced = True
     return made
+
+
+def _masked(state: State, base: Opaque, mask: Value, op: type[ast.operator], node: ast.AST) -> tuple[Factor, ...] | None:
+    """What multiplying the losses by a mask does: nothing by one of selected targets, and by any other until it is divided by its sum."""
+    if op is not ast.Mult or base.reduced or not isinstance(mask, Opaque):
+        return None
+    if "compared" in mask.causes:
+        return ()
+    if mask.weight is not None or mask.forwards or not (mask.born or "data" in mask.causes):
+        return None
+    return (Factor(Quantity.UNKNOWN, 1, None, state.recorder.text(node), state.recorder.place(node), of=identity(state, mask)),)
+
+
+def _mean_of_mask(weight: Weight | None, factors: tuple[Factor, ...]) -> tuple[Weight | None, tuple[Factor, ...]]:
+    """`(losses * mask).sum() / mask.sum()`: a mean over what the mask leaves, whatever it is a mask of."""
+    if weight is None or len(factors) != 1 or not factors[0].of or factors[0].power != -1:
+        return weight, factors
+    mask = next((one for one in weight.factors if one.quantity is Quantity.UNKNOWN and one.of == factors[0].of), None)
+    if mask is None:
+        return weight, factors
+    kept = replace(weight, factors=tuple(one for one in weight.factors if one is not mask))
+    uneven = factors[0].uneven or bool(LENGTH_MASK.search(mask.text))
+    return kept, (replace(factors[0], quantity=Quantity.UNITS, uneven=uneven),)
+
+
+def identity(state: State, value: Opaque) -> str:
+    """A name for the data of a tensor, whatever its shape and type."""
+    key = value.key
+    while len(key) >= 3 and key[0] == "method" and key[2] in SAME_SHAPE and isinstance(key[1], tuple):
+        key = key[1]
+    return str(state.identities.setdefault(key, len(state.identities) + 1))
 
 
 def _is_width(value: Value) -> bool:
@@ -356,8 +398,9 @@ def _count_sum(state: State, counts: list[Opaque], left: Value, right: Value, no
     text = state.recorder.text(node)
     guarded = any(count.guarded for count in counts)
     uneven = any(is_uneven(count) for count in counts)
+    own = counts[0].weight.factors[0].of if len(counts) == 1 and counts[0].weight is not None and counts[0].weight.factors else ""
     return quantity, Weight(
-        (Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts), uneven=uneven),)
+        (Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts), uneven=uneven, of=own),)
     )
 
 
@@ -366,6 +409,14 @@ def is_uneven(value: Value) -> bool:
     if not isinstance(value, Opaque):
         return False
     return "compared" in value.causes or (value.weight is not None and any(factor.uneven for factor in value.weight.factors))
+
+
+def selects(left: Value, right: Value) -> frozenset[str]:
+    """A comparison of data selects some of it: a different number each time, and perhaps none."""
+    positions = any(isinstance(side, Opaque) and "positions" in side.causes for side in (left, right))
+    if isinstance(right, Known) and positions:
+        return frozenset()
+    return frozenset({"compared"}) if positions else frozenset({"compared", "filtered"})
 
 
 def root_of(*counts: Value) -> str:
@@ -397,14 +448,14 @@ def _is_epsilon(value: Value) -> bool:
     return isinstance(value, Opaque) and _last(value.text).lower() in {"eps", "epsilon"}
 
 
-def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False) -> Opaque:
-    """A number of targets or inputs, as a value that can divide."""
+def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False, of: str = "") -> Opaque:
+    """A number of targets or inputs, as a value that can divide; `of` names the mask whose sum it is."""
     text = state.recorder.text(node)
     made = state.opaque(key, text, *parts, quantity=quantity, guarded=guarded, reduced=True)
     made.forwards = frozenset()
     made.attached = False
     root = root_of(*parts) or f"{text}:{getattr(node, 'lineno', 0)}"
     uneven = any(is_uneven(part) for part in parts)
-    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root, uneven=uneven),))
+    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root, uneven=uneven, of=of),))
     made.born = frozenset()
     return made

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from accumlint.source.rehearsal.arithmetic import selects
 from accumlint.source.rehearsal.state import State
 from accumlint.source.rehearsal.values import (
     NO_ROOTS,
@@ -177,22 +178,13 @@ class Comparisons(State):
         base = self.opaque(key, text, left, right)
         base.forwards = frozenset()  # a comparison has no graph
         if base.born or "data" in base.causes:
-            base.causes |= self._selects(left, right)
+            base.causes |= selects(left, right)
         base.gates |= gates
         if isinstance(left, Opaque) and left.quantity is Quantity.INPUTS and isinstance(right, Known) and right.value == 0:
             base.agreed = False  # whether there is anything at all differs from rank to rank, unlike the size of a batch
         if not negative:
             return base
         return self.opaque(("not", key), text, base, negated=base, gates=base.gates)
-
-    @staticmethod
-    def _selects(left: Value, right: Value) -> frozenset[str]:
-        """A comparison of data selects some of it: a different number each time, and perhaps none."""
-        positions = any(isinstance(side, Opaque) and "positions" in side.causes for side in (left, right))
-        constant = isinstance(right, Known) and positions
-        if constant:
-            return frozenset()
-        return frozenset({"compared"}) if positions else frozenset({"compared", "filtered"})
 
     def _identity(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
         positive = isinstance(op, (ast.Is, ast.Eq))

@@ -60,6 +60,7 @@ VERB = re.compile(
 )
 
 
+
 class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Modules):
     """Rehearses one module in one world."""
 
@@ -120,8 +121,18 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if isinstance(made, Opaque):
             if AGREES.search(call.name):
                 made.agreed = True
+            if self._is_own_part(call):
+                assert self.forward is not None
+                made.forwards, made.attached = made.forwards | {self.forward}, True
             self._colour(made, call)
         return made
+
+    def _is_own_part(self, call: Call) -> bool:
+        """Whether a model's forward calls a part that its constructor made in a way that nobody followed: `self.head(x)`."""
+        owner, function, actor = call.receiver, call.function, actor_of(call.receiver)
+        if self.forward is None or self.no_grad or not isinstance(owner, Instance) or actor is None or actor.role is not Role.MODEL:
+            return False
+        return isinstance(function, Opaque) and function.key[0] != "." and owner.attributes.get(call.name) is function
 
     def _colour(self, made: Opaque, call: Call) -> None:
         """What an unfollowed call may be: a loss, by its name; new data, when it was given none."""

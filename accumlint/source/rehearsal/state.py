@@ -25,6 +25,7 @@ from accumlint.source.rehearsal.values import (
     Known,
     Module,
     Opaque,
+    Partial,
     Phi,
     Plan,
     Root,
@@ -170,6 +171,7 @@ class State:
         self.loss_calls: dict[int, ast.Call] = {}  # by the id of a function, its last call of one that forms a loss
         self.pieces: dict[int, str] = {}  # what the loops over the micro-batches of one window go over, by line
         self.keys: dict[Key, Key] = {}  # of the values that were named so far
+        self.identities: dict[Key, int] = {}  # of the tensors that were summed or multiplied by
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
 
     # Provided by the other parts of the interpreter.
@@ -304,7 +306,14 @@ class State:
         for condition, holds in ((phi.condition, True), (phi.condition.negated, False)):
             if isinstance(condition, Opaque) and TOGETHER.search(condition.text):
                 return holds
+        if isinstance(phi.then, Opaque) and phi.then.key[0] == "call" and self._is_criterion(phi.otherwise):
+            return False  # a criterion that is known before an object that nobody followed
         return not self._is_nothing(phi.then) or self._is_nothing(phi.otherwise)
+
+    def _is_criterion(self, value: Value) -> bool:
+        if isinstance(value, Phi):
+            return self._is_criterion(value.then) or self._is_criterion(value.otherwise)
+        return isinstance(value, Partial) and isinstance(value.function, Opaque) and value.function.path.startswith("torch.nn.functional.")
 
     @staticmethod
     def _is_nothing(value: Value) -> bool:

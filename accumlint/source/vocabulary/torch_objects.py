@@ -168,6 +168,15 @@ def pretrained(state: Machine, call: Call) -> Value | None:
     return made if isinstance(made, Instance) and actor_of(made) is not None else None
 
 
+def taken(state: Machine, call: Call) -> Value | None:
+    """A `from_pretrained` that a class of the source brings itself: long, and it gives one of its objects."""
+    function = call.function
+    if not isinstance(function, Function) or function.name != "from_pretrained" or not isinstance(function.bound, Class):
+        return None
+    made = state.begun(function.bound, call.node)
+    return made if isinstance(made, Instance) and actor_of(made) is not None else None
+
+
 def unwrapped(state: Machine, call: Call) -> Value | None:
     """`torch.compile(model)`, `DataParallel(model)`: the same module."""
     return state.force(call.args[0]) if call.args else None

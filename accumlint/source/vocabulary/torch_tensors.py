@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.rehearsal.arithmetic import SELECTED, count, guard, is_tensor, scale
+from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, SAME_SHAPE, SELECTED, count, guard, identity, is_tensor, scale, selects
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind
@@ -41,12 +41,7 @@ LOSS_FUNCTIONS = (
     "sigmoid_focal_loss",
 )
 CRITERION_NAME = re.compile(r"criterion|(^|_)(loss|ce|mse|bce|nll)(_?fn|_?func(tion)?|_fct)?$|^(cross_entropy|loss)", re.IGNORECASE)
-SAME_SHAPE = frozenset(
-    """
-    view reshape to float half double bfloat16 contiguous squeeze unsqueeze flatten transpose permute cpu cuda clone type expand
-    type_as nan_to_num long int requires_grad_ expand_as backward_hook
-    """.split()
-)
+LIKE_ANOTHER = frozenset({"type_as", "expand_as", "view_as", "reshape_as", "to"})  # of another tensor they take the shape or the type
 MAKERS = (
     "rand",
     "randn",
@@ -60,9 +55,6 @@ MAKERS = (
     "normal",
     "randperm",
     "eye",
-)
-LENGTH_MASK = re.compile(
-    r"(pad|length|lens?|attn|attention|valid|src|tgt|trg|mel|seq|text|token|frame)_?(pad(ding)?_?)?masks?", re.IGNORECASE
 )
 INPUT_NAMES = re.compile(r"attention_mask|input_ids|inputs?_|padding_mask")
 
@@ -85,14 +77,20 @@ def loss(state: Machine, call: Call) -> Value | None:
     made.weight, made.reduced = weight_of_reduction(
         state, call.node, kind, call.name if call.name in LOSS_FUNCTIONS else call.path.rsplit(".", 1)[-1]
     )
-    if SELECTED in made.causes:  # of what a mask leaves
-        made.weight = replace(made.weight, factors=tuple(replace(factor, uneven=True) for factor in made.weight.factors))
+    made.weight = _of_what_is_left(made, made.weight)
     made.causes = (made.causes - {SELECTED}) | {"loss"}
     if state.no_grad == 0:
         state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
     else:
         made.forwards, made.attached = frozenset(), False
     return made
+
+
+def _of_what_is_left(made: Opaque, weight: Weight) -> Weight:
+    """The weight of a loss; a mean over what a mask leaves is one over a different number each time."""
+    if SELECTED not in made.causes:
+        return weight
+    return replace(weight, factors=tuple(replace(factor, uneven=True) for factor in weight.factors))
 
 
 def selected(state: Machine, call: Call) -> Value | None:
@@ -106,6 +104,19 @@ def selected(state: Machine, call: Call) -> Value | None:
     )
     if "compared" in mask.causes or LENGTH_MASK.search(mask.text):
         made.causes |= {SELECTED}
+    return made
+
+
+def compared(state: Machine, call: Call) -> Value | None:
+    """`labels.ne(pad)`: what `labels != pad` is."""
+    value = _operand(state, call)
+    other = state.force(call.args[-1]) if call.args else None
+    if value is None or other is None or other is value or not (is_tensor(value) or "data" in value.causes):
+        return None
+    made = _derived(state, value, call)
+    made.forwards, made.attached = frozenset(), False
+    if value.born or "data" in value.causes:
+        made.causes |= selects(value, other) - {"filtered"}  # of padding most often, which leaves some
     return made
 
 
@@ -165,7 +176,8 @@ def total(state: Machine, call: Call) -> Value | None:
 
 
 def counted(state: Machine, quantity: Quantity, key: tuple[object, ...], call: Call, value: Opaque) -> Opaque:
-    made = count(state, quantity, key, call.node, value)
+    own = identity(state, value) if call.name == "sum" and not _has_dimension(call) else ""
+    made = count(state, quantity, key, call.node, value, of=own)
     state.recorder.emit(Kind.COUNT, call.node, weight=made.weight)
     return made
 
@@ -307,7 +319,7 @@ def fallback(state: Machine, call: Call) -> Value | None:
         if call.name in SAME_SHAPE:
             made.weight, made.reduced, made.quantity, made.guarded = owner.weight, owner.reduced, owner.quantity, owner.guarded
             made.scaler, made.born = owner.scaler, owner.born
-        for part in call.args:
+        for part in call.args if call.name not in LIKE_ANOTHER else ():
             part = state.force(part)
             if isinstance(part, Opaque):
                 made.forwards |= part.forwards
@@ -339,9 +351,9 @@ def _named_criterion(state: Machine, call: Call) -> Value | None:
     if state.no_grad:
         made.forwards, made.attached = frozenset(), False
         return made
-    made.weight = replace(mean_weight(state, call.node, "criterion"), known=known)
+    made.weight = _of_what_is_left(made, replace(mean_weight(state, call.node, "criterion"), known=known))
     made.reduced = True
-    made.causes |= {"loss"}
+    made.causes = (made.causes - {SELECTED}) | {"loss"}
     state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
     return made
 
@@ -399,6 +411,7 @@ FUNCTIONS: dict[str, Handler] = {
     "LongTensor": wrapped_number,
 }
 METHODS: dict[str, Handler] = {
+    **dict.fromkeys(("eq", "ne", "gt", "lt", "ge", "le"), compared),
     "mean": mean,
     "sum": total,
     "numel": size,
