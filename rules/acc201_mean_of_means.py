@@ -63,11 +63,11 @@ from accumlint.weight import Quantity, Weight
 @rule("ACC201", "mean-of-means", Severity.ERROR, measured="coefficients differ between micro-batches or ranks in the ratio of 1/n")
 def check(trace: Trace) -> Iterator[Finding]:
     for window, contributions in accumulating(trace):
-        averaged = [(each, evidence) for each in contributions if (evidence := _evidence(trace, each)) is not None]
-        if not averaged or len({each.weight.share for each, _ in averaged}) != 1:
+        averaged = [(each, *found) for each in contributions if (found := _uneven_mean(trace, each)) is not None]
+        if not averaged or len({each.weight.share for each, _, _ in averaged}) != 1:
             continue
-        for each, evidence in averaged:
-            guilty, text = _division(each, window)
+        for each, mean, evidence in averaged:
+            guilty, text = _division(each, mean, window)
             by_hand = any(not factor.implicit for factor in each.divisions)
             yield at(
                 "ACC201",
@@ -81,12 +81,16 @@ def check(trace: Trace) -> Iterator[Finding]:
             )
 
 
-def _evidence(trace: Trace, contribution: Contribution) -> Evidence | None:
-    """What says that the n differs of a mean that is divided by K once; of a sum of losses, that of the first such term."""
+def _uneven_mean(trace: Trace, contribution: Contribution) -> tuple[Weight, Evidence] | None:
+    """The mean that is divided by K once and what says that its n differs; of a sum of losses, the first such term."""
     own = contribution.backward.weight or Weight(known=False)
     pairs = [(own, contribution.weight)]
     pairs += [(term.weight, scaled.weight) for term, scaled in zip(own.terms, contribution.weight.terms, strict=False)]
-    return next((found for one, scaled in pairs if _mean_over_k(one, scaled) and (found := varies(trace, scaled)) is not None), None)
+    for one, scaled in pairs:
+        evidence = varies(trace, scaled) if _mean_over_k(one, scaled) else None
+        if evidence is not None:
+            return scaled, evidence
+    return None
 
 
 def _mean_over_k(own: Weight, scaled: Weight) -> bool:
@@ -94,9 +98,14 @@ def _mean_over_k(own: Weight, scaled: Weight) -> bool:
     return scaled.power(Quantity.ACCUMULATION) == -1 and normalised(without_term_weights(own)) is Normalised.MICRO_BATCH
 
 
-def _division(contribution: Contribution, window: Window) -> tuple[Place, str]:
+def _division(contribution: Contribution, mean: Weight, window: Window) -> tuple[Place, str]:
+    """The division by K; where a framework divides the loss, and the backward where a model forms that itself."""
     for factor in reversed(contribution.divisions):
         if not factor.implicit and factor.place is not None:
             return factor.place, f"/ {factor.text}" if factor.text else ""
-    loss = loss_of(contribution.backward, window)
+    backward = contribution.backward
+    taken = next((factor for factor in mean.of(Quantity.UNITS) if factor.power < 0), None)
+    if taken is None or taken.root == "model" or (taken.place is not None and taken.place.path != backward.place.path):
+        return backward.place, backward.text
+    loss = loss_of(backward, window)
     return loss.place, loss.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 MARKERS = frozenset({"pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg", "accumlint.toml"})  # what the root of a project holds
@@ -14,6 +15,9 @@ SPOKEN_FOR = frozenset(
     """.split()
 )
 HIGHEST = 16  # folders that are climbed in search of the root
+ADDS = re.compile(rb"sys\.path\.(append|insert|extend)\(")  # to the folders in which modules are looked for
+OWN = re.compile(rb"(?P<before>.{0,60})__file__(?P<after>[^\n]{0,100})", re.DOTALL)
+MOST_ADDED = 3  # folders above a file that it may put on the path
 
 
 class Folders:
@@ -66,6 +70,7 @@ class Imports:
         self.configured = tuple(configured)
         self._roots: dict[str, tuple[str, ...]] = {}
         self._found: dict[tuple[str, str], tuple[str | None, frozenset[str]]] = {}
+        self._added: dict[str, tuple[str, ...]] = {}
         self.asked: set[str] = set()  # folders that answers rested on since somebody emptied this
 
     def roots(self, folder: str) -> tuple[str, ...]:
@@ -89,7 +94,19 @@ class Imports:
         found = self._known((folder, "." * level + dotted), folder, dotted, level)
         if found == path:  # a file does not import itself: `import model` in utils/model.py means another one
             found = self._known((path, dotted), folder, dotted, level, besides=path)
+        if found is None and not level and dotted:
+            found = next((one for root in self._added_by(path) if (one := self.below(root, dotted.split("."))) is not None), None)
         return found
+
+    def _added_by(self, path: str) -> tuple[str, ...]:
+        """The folders above a file that it puts on the path itself: `sys.path.append(os.path.join(os.path.dirname(__file__), ".."))`."""
+        known = self._added.get(path)
+        if known is None:
+            above = [os.path.dirname(path)]
+            for _ in range(_levels_added(path)):
+                above.append(os.path.dirname(above[-1]))
+            known = self._added[path] = tuple(above[1:])
+        return known
 
     def _known(self, key: tuple[str, str], folder: str, dotted: str, level: int, besides: str = "") -> str | None:
         if key not in self._found:
@@ -145,3 +162,21 @@ class Imports:
         if path.endswith(os.sep):
             return self.below(path.rstrip(os.sep), [name])
         return self.below(os.path.dirname(path), [name]) if os.path.basename(path) == "__init__.py" else None
+
+
+def _levels_added(path: str) -> int:
+    """How many levels above its own folder a file goes for what it puts on the path."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(100_000)
+    except OSError:
+        return 0
+    if not ADDS.search(data):
+        return 0
+    return min(MOST_ADDED, max(map(_levels, OWN.finditer(data)), default=0))
+
+
+def _levels(match: re.Match[bytes]) -> int:
+    before, after = match["before"], match["after"]
+    up = after.count(b"pardir") + after.count(b"..")
+    return up + max(0, before.count(b"dirname(") - 1) + max(0, after.count(b".parent") - 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ MOST_KEPT = 4_000  # statements, in all, that are followed
 NEAR = 2  # how far from the file, or from what trains, losses, settings and evidence are of use
 DEEPEST = 6
 SMALL = 40  # statements: what is this small is followed even if it has no word of training
+PADDING = re.compile(r"^[A-Z_]*(IGNORE|PAD|LABEL)[A-Z_]*$")  # constants that may be what the losses ignore
 BY_NAME = ("Scheduler", "Schedule", "LR")  # ends of the names of classes that are better known by their names
 WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "GradScaler"})
 
@@ -187,7 +189,7 @@ class _Builder:
         """How much a file must promise to be followed into from a statement: anything will do for a base class."""
         if name in piece.bases:
             return 0
-        return 1 if piece.outline is self.main or piece.strong else 2
+        return 1 if piece.outline is self.main or piece.strong or PADDING.search(name) else 2
 
     def _star(self, piece: Piece, name: str) -> None:
         for star in piece.outline.stars:

@@ -14,6 +14,9 @@ WRITERS = frozenset(
     masked_fill masked_fill_ where full full_like fill_ new_full pad index_fill_ extend append
     """.split()
 )
+NAMED_IGNORED = re.compile(
+    r"(^|_)IGNORED?_(LABEL_|TOKEN_|TARGET_)?(INDEX|INDICES|TOKEN|ID|LABEL)(_ID)?$"
+)  # constants that say what they are for
 LABELS = re.compile(r"label|target|tgt", re.IGNORECASE)
 
 
@@ -27,7 +30,7 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
     into_labels: set[int] | None = None
     passed = _passed(tree)
     for node in walk(tree):
-        if id(node) in written and _spelled(node) in ignored and not _spelled(node).isdigit():  # a zero is written for many reasons
+        if id(node) in written and _is_ignored(node, ignored) and not _spelled(node).isdigit():  # a zero is written for many reasons
             if _spelled(node) == "-1":  # and so is a size or a position that is not given
                 into_labels = _into_labels(tree) if into_labels is None else into_labels
                 if id(node) not in into_labels:
@@ -36,15 +39,25 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
         elif isinstance(node, ast.Call) and _name(node.func) == "pad_sequence":
             positional = node.args[2] if len(node.args) > 2 else None
             padding = next((keyword.value for keyword in node.keywords if keyword.arg == "padding_value"), positional)
-            if (_spelled(padding) if padding is not None else "0") in ignored:
+            if _is_ignored(padding, ignored) if padding is not None else "0" in ignored:
                 yield node
-        elif isinstance(node, ast.keyword) and node.arg in {"label_pad_token_id", "pad_token_label_id"} and _spelled(node.value) in ignored:
+        elif (
+            isinstance(node, ast.keyword) and node.arg in {"label_pad_token_id", "pad_token_label_id"} and _is_ignored(node.value, ignored)
+        ):
             yield node.value
         elif isinstance(node, ast.Assign) and _is_ignore_index(node.value):
             if any(isinstance(target, ast.Name) and target.id in passed for target in node.targets):
                 yield node  # `pad_label = CrossEntropyLoss().ignore_index`, handed to what makes the labels
         elif isinstance(node, ast.Assign) and _masks_with_minus_one(node):
             yield node
+
+
+def _is_ignored(node: ast.AST, ignored: set[str]) -> bool:
+    """Whether an index is the one to ignore, also as the constant of another module."""
+    if _spelled(node) in ignored:
+        return True
+    name = _name(node)
+    return isinstance(node, (ast.Name, ast.Attribute)) and name.isupper() and (name in ignored or bool(NAMED_IGNORED.search(name)))
 
 
 def _into_labels(tree: ast.Module) -> set[int]:

@@ -177,7 +177,9 @@ class Access(State):
             samples = list(value.items.values())
             if samples and value.text == "" and not isinstance(key, Known):
                 return samples[0]
-            found = self.opaque(("[]", value.key, name), f"{value.text}[{name!r}]", name=str(name))
+            sample = next((one for at, one in value.items.items() if isinstance(at, tuple) and at[:1] == ("?",)), None)
+            like = sample if value.text and isinstance(sample, Opaque) and not sample.forwards else None
+            found = self.opaque(("[]", value.key, name), f"{value.text}[{name!r}]", like, name=str(name))
             value.items[name] = found
         return found
 

@@ -281,8 +281,23 @@ class Calls(State):
         return self.named_constant(name, node, value)
 
     def parameter(self, function: Function, name: str) -> Value:
-        """A parameter that nobody gives: known by name and use only."""
+        """A parameter that nobody gives: known by name and use only, or a model of the class that its annotation names."""
+        model = self._annotated_model(function, name)
+        if model is not None:
+            return model
         return self.opaque(("parameter", function.name, getattr(function.node, "lineno", 0), name), name, name=name)
+
+    def _annotated_model(self, function: Function, name: str) -> Value | None:
+        arguments = function.node.args
+        given = next((one for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if one.arg == name), None)
+        if given is None or not isinstance(given.annotation, ast.Name) or not isinstance(function.closure, Frame):
+            return None
+        cls = function.closure.find(given.annotation.id)
+        if not isinstance(cls, Class) or not isinstance(cls.find("forward"), Function):
+            return None
+        made = self.begun(cls, _call_of(given))
+        actor = actor_of(made)
+        return made if isinstance(made, Instance) and actor is not None and actor.role is Role.MODEL else None
 
     def _generator(self, function: Function, frame: Frame, body: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
         def run(receive: Callable[[Value], None]) -> None:

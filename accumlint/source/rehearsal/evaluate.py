@@ -189,7 +189,8 @@ class Expressions(Access, Comparisons):
     def _eval_DictComp(self, node: ast.DictComp) -> Value:
         pair = self.index.once("pair", node, lambda _: ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node))
         values = self._comprehension(node, pair, "list")
-        made = Mapping({}, ("dict", id(node)), "")
+        unknown = isinstance(values, Items) and values.open  # keys that nobody knows, `{k: v.to(device) for k, v in batch.items()}`
+        made = Mapping({}, ("dict", id(node)), self.recorder.text(node.generators[0].iter) if unknown else "")
         for item in values.items if isinstance(values, Items) else ():
             if isinstance(item, Items):
                 key = self.force(item.items[0])

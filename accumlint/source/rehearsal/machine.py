@@ -59,6 +59,7 @@ VERB = re.compile(
     r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)"
 )
 
+ABOUT_MASKS = frozenset({SELECTED, "compared", "filtered"})  # causes of what a mask is or leaves, which a model's output is not
 
 
 class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Modules):
@@ -178,7 +179,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             self.recorder.text(call.node),
             *(value for value in call.values if isinstance(value, Opaque)),
         )
-        made.causes = (made.causes - {SELECTED}) | {"loss"} | ({"unclear-mean"} if self._may_count(call) else set())
+        made.causes = (made.causes - ABOUT_MASKS) | {"loss"} | ({"unclear-mean"} if self._may_count(call) else set())
         if self.no_grad:
             made.forwards, made.attached = frozenset(), False
             made.causes |= {f"cached:{actor.uid}"} if actor is not None else set()

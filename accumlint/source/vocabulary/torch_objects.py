@@ -29,6 +29,7 @@ from accumlint.source.rehearsal.values import (
 )
 from accumlint.source.vocabulary.base import Handler, as_actor, parameters_owner, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Role
+from accumlint.weight import Quantity
 
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
@@ -101,11 +102,16 @@ def scheduler(state: Machine, call: Call) -> Value | None:
     for value in call.values:
         roots |= _roots_in(state, value)
     in_updates = any(root.key in state.world.knowledge.accumulations for root in roots)
-    in_micro_batches = any(root.kind == "length" for root in roots) and not in_updates
+    in_micro_batches = (any(root.kind == "length" for root in roots) and not in_updates) or any(map(_is_product_with_k, call.values))
     options = {name for name, holds in (("horizon-in-updates", in_updates), ("horizon-in-micro-batches", in_micro_batches)) if holds}
     actor = Actor(fresh_uid(), call.name, Role.SCHEDULER, known=True, options=frozenset(options))
     _note_horizon(state, call, actor)
     return Thing(actor, inner=state.force(call.args[0]) if call.args else None)
+
+
+def _is_product_with_k(value: Value) -> bool:
+    """`max_updates * K`: a total in micro-batches."""
+    return isinstance(value, Opaque) and value.weight is not None and value.weight.power(Quantity.ACCUMULATION) > 0
 
 
 def _note_horizon(state: Machine, call: Call, actor: Actor) -> None:

@@ -42,6 +42,7 @@ LOSS_FUNCTIONS = (
 )
 CRITERION_NAME = re.compile(r"criterion|(^|_)(loss|ce|mse|bce|nll)(_?fn|_?func(tion)?|_fct)?$|^(cross_entropy|loss)", re.IGNORECASE)
 LIKE_ANOTHER = frozenset({"type_as", "expand_as", "view_as", "reshape_as", "to"})  # of another tensor they take the shape or the type
+MAKES_MASK = re.compile(r"(^|_)(len(gth)?s?|seq(uence)?|pad(ding)?)_(to_)?mask|mask_?from_\w*len|get_mask_from_len", re.IGNORECASE)
 MAKERS = (
     "rand",
     "randn",
@@ -149,9 +150,9 @@ def mean(state: Machine, call: Call) -> Value | None:
         return made
     if value.forwards or value.weight is not None:
         inner = value.weight or Weight()
-        made.weight = inner.times(*mean_weight(state, call.node).factors)
+        made.weight = inner.times(*_of_what_is_left(value, mean_weight(state, call.node)).factors)
         made.reduced = True
-        made.causes |= {"loss"}
+        made.causes = (made.causes - {SELECTED}) | {"loss"}
         if value.forwards:
             state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
     return made
@@ -325,7 +326,20 @@ def fallback(state: Machine, call: Call) -> Value | None:
                 made.forwards |= part.forwards
                 made.attached = made.attached or part.attached
         return made
-    return _named_criterion(state, call)
+    return _named_criterion(state, call) or _mask_of_lengths(state, call)
+
+
+def _mask_of_lengths(state: Machine, call: Call) -> Value | None:
+    """`lens_to_mask(lengths)`, `make_pad_mask(lengths)` that nobody followed: what they leave differs from batch to batch."""
+    if not MAKES_MASK.search(call.name) or not call.values:
+        return None
+    parts = [state.force(value) for value in call.values]
+    if not any(isinstance(part, Opaque) and (part.born or "data" in part.causes) for part in parts):
+        return None
+    made = state.opaque(("mask", call.name, *state.key(*parts)), state.recorder.text(call.node), *parts)
+    made.forwards, made.attached = frozenset(), False
+    made.causes |= {"compared"}
+    return made
 
 
 def _named_criterion(state: Machine, call: Call) -> Value | None:
