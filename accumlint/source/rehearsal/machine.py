@@ -34,6 +34,8 @@ from accumlint.source.rehearsal.values import (
     Thing,
     Value,
     actor_of,
+    born_of,
+    forwards_of,
     fresh_uid,
     restart_uids,
 )
@@ -133,7 +135,10 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         owner, function, actor = call.receiver, call.function, actor_of(call.receiver)
         if self.forward is None or self.no_grad or not isinstance(owner, Instance) or actor is None or actor.role is not Role.MODEL:
             return False
-        return isinstance(function, Opaque) and function.key[0] != "." and owner.attributes.get(call.name) is function
+        if not isinstance(function, Opaque) or owner.attributes.get(call.name) is not function:
+            return False
+        unset = function.key[0] == "."  # as in a class of which only what forms the loss is followed
+        return not unset or (owner.cls.find("__init__") is None and not VERB.search(call.name) and "mask" not in call.name)
 
     def _colour(self, made: Opaque, call: Call) -> None:
         """What an unfollowed call may be: a loss, by its name; new data, when it was given none."""
@@ -172,8 +177,10 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
     def forward_of(self, call: Call, model: Value, method: str = "forward") -> Value:
         """A model's forward, or another method that its framework sends through the wrapper's forward."""
         actor = as_actor(self, model, Role.MODEL)
-        data = frozenset().union(*(_born(self.force(value)) for value in call.values)) if call.values else frozenset()
-        forwards = frozenset().union(*(_forwards(self.force(value)) for value in call.values)) - self.freed if call.values else frozenset()
+        data = frozenset().union(*(born_of(self.force(value)) for value in call.values)) if call.values else frozenset()
+        forwards = (
+            frozenset().union(*(forwards_of(self.force(value)) for value in call.values)) - self.freed if call.values else frozenset()
+        )
         made = self.opaque(
             ("forward", call.node.lineno, self.steps),
             self.recorder.text(call.node),
@@ -481,24 +488,6 @@ def _is_of_forward(value: Opaque) -> bool:
 def _moves(value: Value) -> bool:
     """Whether an argument is a plain number that is not a setting: an index that picks out a part."""
     return isinstance(value, Known) and type(value.value) is int and value.root is None
-
-
-def _born(value: Value) -> frozenset[int]:
-    if isinstance(value, Opaque):
-        return value.born
-    if isinstance(value, Items):
-        return frozenset().union(*(_born(item) for item in value.items)) if value.items else frozenset()
-    if isinstance(value, Mapping):
-        return frozenset().union(*(_born(item) for item in value.items.values())) if value.items else frozenset()
-    return frozenset()
-
-
-def _forwards(value: Value) -> frozenset[int]:
-    if isinstance(value, Opaque):
-        return value.forwards
-    if isinstance(value, Items):
-        return frozenset().union(*(_forwards(item) for item in value.items)) if value.items else frozenset()
-    return frozenset()
 
 
 def _names_class(node: ast.expr) -> bool:

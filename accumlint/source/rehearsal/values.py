@@ -325,3 +325,23 @@ def key_of(value: Value) -> Key:
     if isinstance(value, Builtin):
         return ("builtin", value.name)
     return ("object", id(value))
+
+
+def born_of(value: Value) -> frozenset[int]:
+    """The micro-batches whose data a value holds."""
+    if isinstance(value, Opaque):
+        return value.born
+    if isinstance(value, Items):
+        return frozenset().union(*(born_of(item) for item in value.items)) if value.items else frozenset()
+    if isinstance(value, Mapping):
+        return frozenset().union(*(born_of(item) for item in value.items.values())) if value.items else frozenset()
+    return frozenset()
+
+
+def forwards_of(value: Value) -> frozenset[int]:
+    """The forwards behind a value."""
+    if isinstance(value, Opaque):
+        return value.forwards
+    if isinstance(value, Items):
+        return frozenset().union(*(forwards_of(item) for item in value.items)) if value.items else frozenset()
+    return frozenset()

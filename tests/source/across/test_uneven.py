@@ -1,0 +1,185 @@
+"""Means whose number of targets is known to differ by what stands in other files: masks, ignored labels, models by annotation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from accumlint.linter import lint_file
+from accumlint.source.reading.imports import Imports
+from tests.source.across.conftest import Lint
+
+TRAIN = """
+    {imports}
+    import torch
+
+    def train(args, loader, model{annotation}):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert len(loader) % args.accum == 0
+        for step, batch in enumerate(loader):
+            loss = model(batch["speech"], batch["lengths"]) / args.accum
+            loss.backward()
+            if (step + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+FOUND = ("main.py", "ACC201", 'loss = model(batch["speech"], batch["lengths"]) / args.accum')
+INFILLER = """
+    from torch import nn
+    from torch.nn import functional as F
+    {imports}
+
+    class Infiller(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.body = Backbone(width)
+            self.width = width
+
+        def span_mask(self, lengths, steps):
+            return steps < lengths.view(-1, 1)
+
+        def forward(self, speech, lengths):
+            restored = self.body(speech)
+            error = F.mse_loss(restored, speech, reduction="none")
+            mask = {mask}
+            return {loss}
+"""
+MASKS = {
+    "lens_to_mask(lengths)": True,
+    "self.span_mask(lengths, torch.arange(9))": True,
+    "speech.ne(0)": True,
+    "draw(speech)": False,
+}
+LOSSES = (
+    "error[mask].mean()",
+    "(error * mask).sum() / mask.sum()",
+    "(error * mask.unsqueeze(-1).float()).sum() / (mask.float().sum() + 1e-5)",
+)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_masks_of_a_model_that_an_annotation_names(lint: Lint, mask: str, loss: str) -> None:
+    files = {
+        "main.py": TRAIN.format(imports="from infiller import Infiller", annotation=": Infiller"),
+        "infiller.py": INFILLER.format(
+            imports="import torch\n    from elsewhere import Backbone, draw, lens_to_mask", mask=mask, loss=loss
+        ),
+    }
+    assert lint(files) == ({FOUND} if MASKS[mask] else set())
+
+
+def test_a_model_without_an_annotation_is_not_known(lint: Lint) -> None:
+    files = {
+        "main.py": TRAIN.format(imports="from infiller import Infiller", annotation=""),
+        "infiller.py": INFILLER.format(
+            imports="from elsewhere import Backbone, lens_to_mask", mask="lens_to_mask(lengths)", loss=LOSSES[0]
+        ),
+    }
+    assert lint(files) == set()
+
+
+SCRIPT = """
+    import torch
+    from helpers.build import build
+
+    def main(args, loader):
+        model = build(args)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert len(loader) % args.accum == 0
+        for step, batch in enumerate(loader):
+            loss = model(batch["speech"], batch["lengths"]) / args.accum
+            loss.backward()
+            if (step + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+BUILD = """
+    from models.infiller import Infiller
+
+    def build(args):
+        return Infiller(args.width)
+"""
+CLEARED = """
+    def cleared(optimizer):
+        optimizer.zero_grad()
+        return optimizer
+"""
+PATHS = {
+    "sys.path.append(os.path.join(os.path.dirname(__file__), os.path.pardir))": True,
+    "sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), '..')))": True,
+    "sys.path.insert(0, str(Path(__file__).resolve().parent.parent))": True,
+    "sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))": True,
+    "sys.path.append(os.path.dirname(__file__))": False,
+    "HERE = os.path.join(os.path.dirname(__file__), os.path.pardir)": False,
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_folders_that_a_script_puts_on_the_path(tmp_path: Path, path: str) -> None:
+    script, helper = tmp_path / "work" / "scripts" / "main.py", tmp_path / "work" / "library" / "build.py"
+    for file, text in ((script, path), (helper, "")):
+        file.parent.mkdir(parents=True)
+        file.write_text(text, encoding="utf-8")
+    assert Imports().module(str(script), "library.build") == (str(helper) if PATHS[path] else None)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_helper_imports_from_the_folder_of_the_script(tmp_path: Path, marked: bool) -> None:
+    files = {
+        "main.py": SCRIPT,
+        "helpers/build.py": BUILD,
+        "models/infiller.py": INFILLER.format(
+            imports="from elsewhere import Backbone, lens_to_mask", mask="lens_to_mask(lengths)", loss=LOSSES[0]
+        )
+        + CLEARED,
+        **({"pyproject.toml": ""} if marked else {}),
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text), encoding="utf-8")
+    assert [each.code for each in lint_file(str(tmp_path / "main.py"))] == ["ACC201"]
+
+
+LABELS = """
+    import tokens
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+    {imports}
+
+    def collate(samples):
+        labels = pad_sequence([one["labels"] for one in samples], padding_value={padding})
+        return {{"ids": pad_sequence([one["ids"] for one in samples]), "labels": labels}}
+
+    def main(args, data, model):
+        loader = torch.utils.data.DataLoader(data, collate_fn=collate)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert len(loader) % args.accum == 0
+        for step, batch in enumerate(loader):
+            batch = {{name: value.to(args.device) for name, value in batch.items()}}
+            if "ids" in batch:
+                seen = batch["ids"].numel()
+            elif "embeddings" in batch:
+                seen = batch["embeddings"].size(1)
+            else:
+                raise ValueError(batch)
+            loss = model(**batch).loss / args.accum
+            loss.backward()
+            if (step + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+PADDINGS = {"tokens.LABEL_PADDING": True, "IGNORE_TOKEN_ID": True, "tokens.PAD": False, "PAD_ID": False}
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_constants_that_losses_ignore(lint: Lint, padding: str) -> None:
+    files = {
+        "main.py": LABELS.format(imports="from elsewhere import IGNORE_TOKEN_ID, PAD_ID", padding=padding),
+        "tokens.py": "LABEL_PADDING = -100\nPAD = 0\n",
+    }
+    found = {code for _, code, _ in lint(files)}
+    assert found == ({"ACC201"} if PADDINGS[padding] else set())
