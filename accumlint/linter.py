@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache as memoised
 from types import MappingProxyType
@@ -38,6 +38,25 @@ class TimeUp(BaseException):
     """A file took too long. Not an Exception, so that nothing on the way up takes it for its own."""
 
 
+class Linted(NamedTuple):
+    """What is linted in one run: folders with all that is in them, and single files; absolute paths."""
+
+    folders: tuple[str, ...] = ()
+    files: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, arguments: Iterable[str]) -> Linted:
+        paths = [os.path.abspath(each) for each in arguments]
+        return cls(tuple(each for each in paths if os.path.isdir(each)), frozenset(paths))
+
+    def holds(self, path: str) -> bool:
+        """Whether a file, or a folder (with a separator at the end), is among it."""
+        return path in self.files or any(path.startswith(folder.rstrip(os.sep) + os.sep) for folder in self.folders)
+
+
+NOTHING = Linted()
+
+
 class Job(NamedTuple):
     """A file that was read and must be looked at."""
 
@@ -45,7 +64,7 @@ class Job(NamedTuple):
     data: bytes
     settings: Settings
     root: str  # what paths in the payload are relative to
-    walked: str = ""  # the folder that is linted as a whole with it
+    linted: Linted = NOTHING  # with it
 
 
 class Examined(NamedTuple):
@@ -98,7 +117,7 @@ def lint_paths(
 ) -> Outcome:
     """Everything that can be said of the files that the arguments mean. The cache is opened where it is of use."""
     _forget()
-    run = _Run(cache, [each for each in map(os.path.abspath, arguments) if os.path.isdir(each)], thrifty=len(arguments) > FEW)
+    run = _Run(cache, Linted.of(arguments), thrifty=len(arguments) > FEW)
     for found in find(arguments, configuration, force_exclude=force_exclude):
         if isinstance(found, Unreadable):
             run.unreadable.append(found)
@@ -112,9 +131,9 @@ def lint_paths(
 class _Run:
     """One run over a tree: what it knows already, and what remains to be looked at."""
 
-    def __init__(self, open_cache: Callable[[], Cache] | None, walked: Sequence[str], *, thrifty: bool) -> None:
+    def __init__(self, open_cache: Callable[[], Cache] | None, linted: Linted, *, thrifty: bool) -> None:
         self._open_cache = open_cache
-        self._walked = walked
+        self._linted = linted
         self._cache: Cache | None = None
         self._thrifty = thrifty
         self.files: list[Candidate] = []
@@ -166,8 +185,8 @@ class _Run:
             self._parts_changed = True
         cache = self.cache
         if cache is not None:
-            marks = self._marks(_mark(found) + extra, found)
-            if any(self._known(found, cache.same(found.path, found.status, each, data)) for each in marks):
+            mark = _mark(found) + extra
+            if self._known(found, cache.same(found.path, found.status, mark, data)):
                 return
         self.pending.append((found, data, extra))
 
@@ -179,22 +198,10 @@ class _Run:
             known = not (found.named or found.settings.wrappers) and self._known(found, cache.fresh(found.path, found.status, ""))
             self._bare += [found] if known else []
             return known
-        marks = self._marks(_mark(found), found)
-        if found.named:
-            marks += (_mark(found) + NAMED,)
-        return any(self._known(found, cache.fresh(found.path, found.status, each)) for each in marks)
-
-    def _marks(self, mark: str, found: Candidate) -> tuple[str, ...]:
-        """What the result of a file may be kept under: one that asked for callers holds where as much is linted with the file."""
-        return mark, mark + self._scope(found)
-
-    def _scope(self, found: Candidate) -> str:
-        return f"@{self._walked_with(found)}"
-
-    def _walked_with(self, found: Candidate) -> str:
-        """The folder that is linted as a whole with a file, "" where the file was named."""
-        inside = () if found.named else (each for each in self._walked if found.path.startswith(each.rstrip(os.sep) + os.sep))
-        return min(inside, key=len, default="")
+        mark = _mark(found)
+        if not found.named:
+            return self._known(found, cache.fresh(found.path, found.status, mark))
+        return any(self._known(found, cache.fresh(found.path, found.status, each)) for each in (mark, mark + NAMED))
 
     def _nothing_in(self, found: Candidate, data: bytes) -> None:
         if not found.named and self.cache is not None:
@@ -210,6 +217,8 @@ class _Run:
         if result.payload is not None:
             from accumlint.source.codec import CodecError
 
+            if not all(map(self._linted.holds, result.payload.get("left_to", ()))):
+                return False
             try:
                 self._take(Job(found.path, b"", found.settings, self.root), result.payload)
             except (CodecError, KeyError, TypeError):
@@ -221,10 +230,7 @@ class _Run:
         """Rehearses and judges what is left."""
         if self._parts_changed:
             self._look_again()
-        pending = [
-            (found, Job(found.path, data, found.settings, self.root, self._walked_with(found)), extra)
-            for found, data, extra in self.pending
-        ]
+        pending = [(found, self._job(found, data), extra) for found, data, extra in self.pending]
         for at, payload in _examine_all([job for _, job, _ in pending], jobs):
             found, job, extra = pending[at]
             self._take(job, payload)
@@ -233,11 +239,10 @@ class _Run:
 
                 kept = payload if _says_something(payload) else None
                 followed = tuple(os.path.join(job.root, each) for each in payload["followed"])
-                mark = _mark(found) + extra + (self._scope(found) if payload["asks"] else "")
-                self.cache.put(found.path, found.status, mark, job.data, Result(kept, followed))
+                self.cache.put(found.path, found.status, _mark(found) + extra, job.data, Result(kept, followed))
 
     def _job(self, found: Candidate, data: bytes) -> Job:
-        return Job(found.path, data, found.settings, self.root, self._walked_with(found))
+        return Job(found.path, data, found.settings, self.root, self._linted)
 
     def _look_again(self) -> None:
         """Files that hold nothing by themselves, but may with one that changed."""
@@ -374,14 +379,12 @@ def _look(look: Look, source: Source, job: Job) -> None:
         return
     options, library = Options.of(settings), library_for(settings) if on_disk else None
     look.at(source, options, library)
-    if look.asks and library is not None and not _holds_project(job.walked, source.path, library):
-        look.from_callers(source.path, options, library)
-
-
-def _holds_project(folder: str, path: str, library: Library) -> bool:
-    """Whether all files of a file's project lie in a folder that is linted as a whole: the callers are linted, too, and lead to it."""
-    root = library.imports.folders.root(os.path.dirname(path))
-    return bool(folder) and (root + os.sep).startswith(folder.rstrip(os.sep) + os.sep)
+    if look.asks and library is not None:
+        project = library.imports.folders.root(os.path.dirname(source.path)).rstrip(os.sep) + os.sep
+        if job.linted.holds(project):  # the callers lead to it, if there are any
+            look.left_to.append(project)
+        else:
+            look.from_callers(source.path, options, library, job.linted.holds)
 
 
 def _unreadable_file(problem: Problem) -> Finding:
@@ -413,13 +416,13 @@ def _payload(look: Look, held: list[Suppression], job: Job) -> dict[str, Any]:
         "gave_up": look.gave_up,
         "warnings": look.warnings,
         "whole": not look.warnings,
-        "asks": bool(look.asks),
+        "left_to": look.left_to,
         "followed": [path.removeprefix(prefix) for path in dict.fromkeys(look.followed)],
     }
 
 
 def _says_something(payload: dict[str, Any]) -> bool:
-    return payload["findings"] is not None or bool(payload["suppressions"])
+    return payload["findings"] is not None or bool(payload["suppressions"]) or bool(payload["left_to"])
 
 
 def _opened(job: Job, payload: dict[str, Any]) -> tuple[Examined | None, list[str]]:

@@ -13,6 +13,8 @@ from accumlint.source.rehearsal.rehearse import Rehearsal, rehearsals
 from accumlint.source.rehearsal.through import through_callers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accumlint.findings import Finding
     from accumlint.source.reading.library import Library
     from accumlint.source.reading.parse import Source
@@ -27,6 +29,7 @@ class Look:
     warnings: list[str] = field(default_factory=list)
     followed: list[str] = field(default_factory=list)  # files and folders (with a separator at the end) that it rests on
     asks: list[str] = field(default_factory=list)  # names for whose callers one must look, for models are made there
+    left_to: list[str] = field(default_factory=list)  # callers (files, or folders with all that is in them) that are linted themselves
     gave_up: bool = False
     _seen: set[tuple[str, str, int, int]] = field(default_factory=set)
 
@@ -48,10 +51,14 @@ class Look:
             self._failed(error)
         self.gave_up |= not traced and "backward" in source.text
 
-    def from_callers(self, path: str, options: Options, library: Library) -> None:
-        """Judges what those who use the file do with it, and keeps what is found in it."""
+    def from_callers(self, path: str, options: Options, library: Library, is_linted: Callable[[str], bool]) -> None:
+        """Judges what those who use the file do with it, and keeps what is found in it; callers that are linted anyway are left to that."""
         try:
-            for through in through_callers(path, self.asks, library, options, self.followed):
+            use = library.callers.of(path, self.asks)
+            self.followed += use.asked
+            self.left_to += filter(is_linted, use.starts)
+            starts = [each for each in use.starts if not is_linted(each)]
+            for through in through_callers(path, starts, library, options, self.followed):
                 for rehearsal in through.rehearsals:
                     self._judge(rehearsal, path)
         except (MemoryError, RecursionError):

@@ -98,7 +98,7 @@ def _caller(path: str, asks: Sequence[str], library: Library, options: Options) 
     """The file that uses one whose model is not made there, and the loops as they run from it."""
     from accumlint.source.rehearsal.through import through_callers
 
-    found = through_callers(path, asks, library, options, []) if asks else iter(())
+    found = through_callers(path, library.callers.of(path, asks).starts if asks else (), library, options, [])
     return next((each for each in found if each.reaches), None)
 
 

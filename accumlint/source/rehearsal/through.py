@@ -31,11 +31,9 @@ class Through:
         return any(event.place.path == self.path for trace in rehearsal.traces(K) for event in trace.events)
 
 
-def through_callers(path: str, names: Iterable[str], library: Library, options: Options, asked: list[str]) -> Iterator[Through]:
-    """What the callers of these names of a file make of it, up to the first that comes through it; `asked` receives what this rests on."""
-    use = library.callers.of(path, names)
-    asked += use.asked
-    for start in use.starts:
+def through_callers(path: str, starts: Iterable[str], library: Library, options: Options, asked: list[str]) -> Iterator[Through]:
+    """What these callers make of a file, up to the first that comes through it; `asked` receives what this rests on."""
+    for start in starts:
         source = parse(library.leads.read(start), start)
         if not isinstance(source, Source):
             continue

@@ -217,7 +217,7 @@ def test_a_caller_that_comes_or_changes_is_looked_at_again(capsys: pytest.Captur
 @pytest.mark.usefixtures("project")
 def test_whether_alone_or_with_the_whole_project_the_same_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     write("main.py", WRAPPED)
-    for arguments in (["."], ["engine.py"], ["."], ["engine.py", "main.py"], ["main.py"], ["engine.py"]):
+    for arguments in (["."], ["engine.py"], ["."], ["engine.py", "main.py"], ["engine.py"], ["main.py"], ["."], ["engine.py"]):
         assert check(capsys, *arguments) == ["engine.py:7:9:"]
 
 
@@ -226,6 +226,17 @@ def test_a_whole_project_is_not_rehearsed_from_every_caller(capsys: pytest.Captu
     write("main.py", WRAPPED)
     monkeypatch.setattr("accumlint.looking.through_callers", None)  # whoever calls it fails
     assert check(capsys, ".", "--no-cache") == ["engine.py:7:9:"]
+
+
+@pytest.mark.usefixtures("project")
+def test_a_caller_that_is_named_too_is_rehearsed_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    write("main.py", WRAPPED)
+    taken: list[str] = []
+    monkeypatch.setattr("accumlint.looking.through_callers", lambda path, starts, *rest: taken.extend(starts) or iter(()))
+    assert check(capsys, "engine.py", "main.py", "--no-cache") == ["engine.py:7:9:"]
+    assert taken == []
+    assert check(capsys, "engine.py", "--no-cache") == []
+    assert [os.path.basename(each) for each in taken] == ["main.py"]
 
 
 @pytest.mark.usefixtures("project")
