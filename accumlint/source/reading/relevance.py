@@ -126,6 +126,10 @@ class Relevance:
             elif isinstance(node, (ast.For, ast.AsyncFor)):
                 for name in _names(node.target):
                     sources[name] |= _names(node.iter)
+            elif isinstance(node, (ast.If, ast.While)):
+                tested = _names(node.test)
+                for name in _assigned(node):
+                    sources[name] |= tested
             elif isinstance(node, ast.keyword) and node.arg is not None:
                 sources[node.arg] |= _names(node.value)
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FILLS:
@@ -162,6 +166,17 @@ def _names(node: ast.AST) -> set[str]:
             found.add(part.attr)
         elif isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and isinstance(part.slice.value, str):
             found.add(part.slice.value)
+    return found
+
+
+def _assigned(branch: ast.stmt) -> set[str]:
+    """What statements of a branch set."""
+    found: set[str] = set()
+    for part in walk(branch):
+        if isinstance(part, ast.Assign):
+            found.update(*map(_names, part.targets))
+        elif isinstance(part, (ast.AugAssign, ast.AnnAssign)):
+            found |= _names(part.target)
     return found
 
 

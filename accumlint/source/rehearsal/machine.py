@@ -114,7 +114,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
                 and not function.path
                 and (call.args or call.keywords or call.spread)
                 and not VERB.search(call.name)
-                and not _names_class(call.node.func)
+                and not names_class(call.node.func)
             )
             and role_of(self, function) is Role.MODEL
             and not self.index.is_own_name(call.name)
@@ -490,10 +490,12 @@ def _moves(value: Value) -> bool:
     return isinstance(value, Known) and type(value.value) is int and value.root is None
 
 
-def _names_class(node: ast.expr) -> bool:
-    """Whether what is called is spelled like a class, or taken from a table of classes: that makes a model and runs none."""
+def names_class(node: ast.expr) -> bool:
+    """Whether what is called is spelled like a class, taken from a table of classes, or a class's own `from_…`: that makes a model."""
     if isinstance(node, ast.Subscript):
         table = terminal(node.value)
         return table == "__dict__" or table.isupper()
+    if isinstance(node, ast.Attribute) and node.attr.startswith("from_"):
+        return True
     of_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
     return not of_self and CLASS_NAME.match(terminal(node)) is not None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from accumlint.source.reading.imports import Imports
+from accumlint.source.rehearsal.machine import names_class
 from tests.source.across.conftest import Lint
 
 TAGGER = """
@@ -175,3 +177,22 @@ def test_making_a_model_runs_none(lint: Lint, made: str) -> None:
     """
     assert lint({"main.py": main, "train.py": loop}) == set()
     assert lint({"main.py": main, "train.py": loop.replace("model.zero_grad()", "pass")}) == {("train.py", "ACC303", "optimizer.step()")}
+
+
+@pytest.mark.parametrize(
+    ("called", "makes"),
+    [
+        ("Adapter(unet)", True),
+        ("zoo.Adapter(unet)", True),
+        ("MODELS[name](unet)", True),
+        ("AdapterModel.from_unet(unet)", True),
+        ("factory.from_model(unet)", True),
+        ("adapter(unet)", False),
+        ("self.Adapter(x)", False),
+        ("adapter.unet(x)", False),
+    ],
+)
+def test_what_is_spelled_like_a_class_makes_a_model(called: str, makes: bool) -> None:
+    call = ast.parse(called, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert names_class(call.func) is makes
