@@ -171,7 +171,7 @@ def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterato
                 help=HELP,
                 window=window,
                 guilty=(before, window.step),
-                place=gate.place if gate else None,
+                place=gate.place if gate and gate.place.path == window.step.in_loop.path else window.step.in_loop,
                 confidence=boundaries.confidence(window.optimizer, before.index, after.index),
             )
 

@@ -54,6 +54,7 @@ class Knowledge:
     named: tuple[str, ...] = ()  # further names of K, from the configuration
     divisible: set[Key] = field(default_factory=set)  # lengths that K is asserted to divide
     lengths: set[Key] = field(default_factory=set)  # numbers that bound a loop over data
+    told: set[tuple[str, str]] = field(default_factory=set)  # what has begun the rehearsal anew, as it is spelled
 
     def learn_accumulation(self, root: Root) -> None:
         """A setting that gates an update or bounds the micro-loop is K."""
@@ -82,14 +83,17 @@ class Knowledge:
         return all(_siblings(root, one) for one in self.proven.values())
 
     def learn_divisible(self, root: Root) -> None:
-        if root.key not in self.divisible:
-            self.divisible.add(root.key)
-            raise Restart(root.text)
+        self._learn("divisible", self.divisible, root)
 
     def learn_length(self, root: Root) -> None:
-        if root.key not in self.lengths:
-            self.lengths.add(root.key)
-            raise Restart(root.text)
+        self._learn("length", self.lengths, root)
+
+    def _learn(self, what: str, known: set[Key], root: Root) -> None:
+        if root.key not in known:
+            known.add(root.key)
+            if (what, root.text) not in self.told:  # else it is computed anew in every turn
+                self.told.add((what, root.text))
+                raise Restart(root.text)
 
     def is_accumulation_name(self, text: str) -> bool:
         if " + " in text or " - " in text:

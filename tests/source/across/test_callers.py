@@ -145,6 +145,29 @@ def test_what_the_loop_can_mend_is_found_where_it_calls_the_helper(lint: Lint) -
     assert found == {("engine.py", "ACC103", "update(loss, optimizer, (i + 1) % accum == 0)")}
 
 
+GATED = """\
+def update(optimizer, i, accum):
+    if (i + 1) % accum == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+EPOCHS = """\
+import torch.nn.functional as F
+from helper import update
+
+
+def fit(model, loader, optimizer, accum, epochs):
+    for epoch in range(epochs):
+        for i, (x, y) in enumerate(loader):
+            (F.cross_entropy(model(x), y) / accum).backward()
+            update(optimizer, i, accum)
+"""
+
+
+def test_a_tail_is_the_matter_of_the_loop(lint: Lint) -> None:
+    assert lint({"main.py": EPOCHS, "helper.py": GATED}) == {("main.py", "ACC307", "update(optimizer, i, accum)")}
+
+
 def test_what_is_wrong_in_the_helper_is_found_there(lint: Lint) -> None:
     helper = HELPER.replace("            optimizer.zero_grad", "        optimizer.zero_grad")
     found = lint({"engine.py": HELPED, "helper.py": helper, "main.py": WRAPPED}, "main.py")
