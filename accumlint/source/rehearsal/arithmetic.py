@@ -10,13 +10,14 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.rehearsal.values import Items, Known, Opaque, Root, Value, key_of
+from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of
 from accumlint.weight import Factor, Quantity, Term, Weight, add
 
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.state import State
 
 LARGEST_NUMBER = 10**12
+DEEPEST_KEY = 12  # how far a product is looked for in what a value was computed from
 LONGEST_SEQUENCE = 10_000
 WORLD_NAME = re.compile(
     r"world_size|num_processes|n_?gpus?$|num_gpus|dp_size|num_replicas|ddp_world|nprocs|(^|_)world$|dp_degree|data_parallel_size",
@@ -31,7 +32,8 @@ SAME_SHAPE = frozenset(
     """.split()
 )
 LENGTH_MASK = re.compile(
-    r"(pad|length|lens?|attn|attention|valid|src|tgt|trg|mel|seq|text|token|frame)_?(pad(ding)?_?)?masks?", re.IGNORECASE
+    r"(pad|length|lens?|attn|attention|valid|completion|response|answer|src|tgt|trg|mel|seq|text|token|frame)_?(pad(ding)?_?)?masks?",
+    re.IGNORECASE,
 )
 TOLD_THE_COUNT = "window-count"  # cause of what a framework's count of the window's targets was given to
 SELECTED = "selected"  # cause of what a mask left of some data: a different number each time
@@ -212,9 +214,11 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
         factors = factors_of(state, other, other_power, other_node) if masked is None else masked
         if op is ast.Mult and base.reduced and _is_width(other):
             factors = (Factor(Quantity.CONSTANT, 1, None, text),)
-        weight, factors = _mean_of_mask(base.weight, factors)
+        weight, factors = _mean_of_mask(state, base, factors)
         made = state.opaque(key, text, base, other, reduced=base.reduced, scaler=base.scaler, attached=base.attached or _attached(other))
         made.weight = _with(weight, factors)
+        if made.weight is not None and _undoes_mean(weight, factors):
+            made.weight = replace(made.weight, known=True)
         if made.weight is not None and isinstance(other, Opaque) and other.forwards and base.forwards:
             made.weight = replace(made.weight, factors=base.weight.factors if base.weight is not None else ())
         made.quantity = base.quantity if all(factor.quantity is Quantity.CONSTANT for factor in factors) else None
@@ -238,24 +242,50 @@ def _masked(state: State, base: Opaque, mask: Value, op: type[ast.operator], nod
     return (Factor(Quantity.UNKNOWN, 1, None, state.recorder.text(node), state.recorder.place(node), of=identity(state, mask)),)
 
 
-def _mean_of_mask(weight: Weight | None, factors: tuple[Factor, ...]) -> tuple[Weight | None, tuple[Factor, ...]]:
+def _undoes_mean(weight: Weight | None, factors: tuple[Factor, ...]) -> bool:
+    """`loss * n / N`: that a loss which nobody could follow is multiplied by its own targets says that it is their mean."""
+    taken = weight.of(Quantity.UNITS) if weight is not None else ()
+    return len(taken) == 1 and taken[0].implicit and [(one.quantity, one.power) for one in factors] == [(Quantity.UNITS, 1)]
+
+
+def _mean_of_mask(state: State, base: Opaque, factors: tuple[Factor, ...]) -> tuple[Weight | None, tuple[Factor, ...]]:
     """`(losses * mask).sum() / mask.sum()`: a mean over what the mask leaves, whatever it is a mask of."""
-    if weight is None or len(factors) != 1 or not factors[0].of or factors[0].power != -1:
-        return weight, factors
-    mask = next((one for one in weight.factors if one.quantity is Quantity.UNKNOWN and one.of == factors[0].of), None)
-    if mask is None:
-        return weight, factors
-    kept = replace(weight, factors=tuple(one for one in weight.factors if one is not mask))
+    if len(factors) != 1 or not factors[0].of or factors[0].power != -1:
+        return base.weight, factors
+    mask = state.identities[factors[0].of]
+    if not _is_product_with(base.key, mask.key):
+        return base.weight, factors
+    kept = base.weight
+    if kept is not None:
+        kept = replace(kept, factors=tuple(one for one in kept.factors if one.of != factors[0].of))
     uneven = factors[0].uneven or bool(LENGTH_MASK.search(mask.text))
     return kept, (replace(factors[0], quantity=Quantity.UNITS, uneven=uneven),)
 
 
+def _is_product_with(key: Any, mask: Any) -> bool:
+    """Whether a value is the sum of what was multiplied by a mask, perhaps negated, moved or cast on the way."""
+    for _ in range(DEEPEST_KEY):
+        if not isinstance(key, tuple) or len(key) < 3:
+            return False
+        if key[0] == "Mult":
+            return mask in (_plain(key[1]), _plain(key[2])) or _is_product_with(key[1], mask) or _is_product_with(key[2], mask)
+        key = key[1]
+    return False
+
+
+def _plain(key: Any) -> Any:
+    """The key of a tensor's data, whatever its shape and type."""
+    while isinstance(key, tuple) and len(key) >= 3 and key[0] == "method" and key[2] in SAME_SHAPE:
+        key = key[1]
+    return key
+
+
 def identity(state: State, value: Opaque) -> str:
     """A name for the data of a tensor, whatever its shape and type."""
-    key = value.key
-    while len(key) >= 3 and key[0] == "method" and key[2] in SAME_SHAPE and isinstance(key[1], tuple):
-        key = key[1]
-    return str(state.identities.setdefault(key, len(state.identities) + 1))
+    key = _plain(value.key)
+    name = state.names_of_data.setdefault(key, str(len(state.names_of_data) + 1))
+    state.identities.setdefault(name, Data(key, value.text))
+    return name
 
 
 def _is_width(value: Value) -> bool:

@@ -19,6 +19,7 @@ from accumlint.source.rehearsal.values import (
     Builtin,
     Class,
     Context,
+    Data,
     Function,
     Items,
     Key,
@@ -171,7 +172,8 @@ class State:
         self.loss_calls: dict[int, ast.Call] = {}  # by the id of a function, its last call of one that forms a loss
         self.pieces: dict[int, str] = {}  # what the loops over the micro-batches of one window go over, by line
         self.keys: dict[Key, Key] = {}  # of the values that were named so far
-        self.identities: dict[Key, int] = {}  # of the tensors that were summed or multiplied by
+        self.names_of_data: dict[Key, str] = {}  # of the tensors that were summed or multiplied by
+        self.identities: dict[str, Data] = {}  # what those names stand for
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
 
     # Provided by the other parts of the interpreter.

@@ -60,6 +60,14 @@ class Root:
     default: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The data of a tensor, whatever its shape and type, and what it is called."""
+
+    key: Key
+    text: str
+
+
 NO_ROOTS: frozenset[Root] = frozenset()
 
 

@@ -183,3 +183,67 @@ def test_constants_that_losses_ignore(lint: Lint, padding: str) -> None:
     }
     found = {code for _, code, _ in lint(files)}
     assert found == ({"ACC201"} if PADDINGS[padding] else set())
+
+
+COUNTED = """
+    import torch
+    import torch.distributed as dist
+    from elsewhere import fused_loss
+    from torch.nn.parallel import DistributedDataParallel
+
+    def main(args, loader, net):
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for window in loader:
+            total = sum((batch["labels"] != -100).sum() for batch in window)
+            dist.all_reduce(total)
+            for at, batch in enumerate(window):
+                model.require_backward_grad_sync = at == len(window) - 1
+                loss = fused_loss(model(batch["ids"]), batch["labels"])
+                valid = (batch["labels"] != -100).sum()
+                loss = {loss}
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+SCALES = {
+    "loss * valid / total": True,
+    "loss * valid / total * dist.get_world_size()": False,
+    "loss / total": False,  # nobody knows what the function gives
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_loss_times_its_own_count_is_a_mean(lint: Lint, scale: str) -> None:
+    found = {code for _, code, _ in lint({"main.py": COUNTED.format(loss=scale)})}
+    assert found & {"ACC203"} == ({"ACC203"} if SCALES[scale] else set())
+
+
+AGGREGATED = """
+    import torch
+
+    def main(args, loader, policy):
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+        assert len(loader) % args.accum == 0
+        for step, batch in enumerate(loader):
+            gains = -(policy(batch["ids"]).log_softmax(-1)[..., 0])
+            loss = {loss} / args.accum
+            loss.backward()
+            if (step + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+AGGREGATIONS = {
+    '(gains * batch["completion_mask"]).sum() / batch["completion_mask"].sum()': True,
+    '(gains * batch["completion_mask"]).sum() / batch["completion_mask"].sum().clamp(min=1.0)': True,
+    '((gains * batch["completion_mask"]).sum(-1) / batch["completion_mask"].sum(-1)).mean()': False,
+    '(gains * batch["share"]).sum() / batch["share"].sum()': False,
+    '(gains * batch["share"]).sum() / batch["completion_mask"].sum()': False,
+}
+
+
+@pytest.mark.parametrize("loss", AGGREGATIONS)
+def test_what_a_mask_by_its_name_leaves(lint: Lint, loss: str) -> None:
+    found = {code for _, code, _ in lint({"main.py": AGGREGATED.format(loss=loss)})}
+    assert found == ({"ACC201"} if AGGREGATIONS[loss] else set())
