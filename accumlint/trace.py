@@ -356,7 +356,12 @@ class Trace:
 
     @cached_property
     def accumulates(self) -> bool:
-        """Whether some window has two or more micro-batches, or the code says that it means to accumulate."""
+        """Whether some window has two or more micro-batches, or the code says that it means to accumulate.
+
+        Not where gradients are gathered elsewhere and put in place before the step: which backwards it uses cannot be told.
+        """
+        if self.fact("gradients-by-hand"):
+            return False
         return any(window.size >= 2 for window in self.all_windows()) or bool(self.fact("means-to-accumulate"))
 
 

@@ -17,7 +17,16 @@ from accumlint.trace import Accumulation, Event, Evidence, Guard, Kind, Place, T
 from accumlint.weight import Factor, Quantity, Weight
 
 # Evidence that only the source can give; what can be counted is taken from the run.
-FROM_SOURCE = ("sum-convention", "engine-divides", "replays-features", "warm-up", "dist-autograd", "freezes", "means-to-accumulate")
+FROM_SOURCE = (
+    "sum-convention",
+    "engine-divides",
+    "replays-features",
+    "warm-up",
+    "dist-autograd",
+    "freezes",
+    "means-to-accumulate",
+    "gradients-by-hand",
+)
 
 
 INSIDE = "inside"  # of a rehearsed event that lies in a framework's own loop, and is placed at what that calls

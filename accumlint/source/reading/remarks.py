@@ -18,6 +18,7 @@ ZOO = re.compile(
 CRITERION = re.compile(r"cross_entropy|criterion|(^|_)(loss|ce)", re.IGNORECASE)
 HALF = frozenset({"half", "bfloat16"})
 HALF_TYPES = frozenset({"bfloat16", "float16", "half"})
+EMPTY = re.compile(r"^(zeros|empty|new)(_|$)|^Variable$")
 LOGGING = re.compile(r"^(print|log|info|debug|add_scalar|write|set_postfix|set_description|append)$")
 Note = Callable[[str, ast.AST, str], None]
 
@@ -32,8 +33,43 @@ def remarks(index: Index, note: Note) -> None:
         note("low-precision-model", node, name)
     for call, name in _logged_fractions(index):
         note("logs-a-fraction", call, name)
+    for node in _gradients_by_hand(index):
+        note("gradients-by-hand", node, "gradients are gathered elsewhere and put in place")
     for rounding in _whole_windows(index):
         note("whole-windows", rounding, "")
+
+
+def _gradients_by_hand(index: Index) -> Iterator[ast.Assign]:
+    """Where gradients are put in place that the module has gathered elsewhere from several backwards: `p.grad = buffer[name]`."""
+    if "grad" not in index.identifiers:
+        return
+    placed = [node for node in walk(index.tree) if isinstance(node, ast.Assign) and _places_gradient(node)]
+    if placed and any(_gathers(node) for node in walk(index.tree)):
+        yield from placed
+
+
+def _places_gradient(node: ast.Assign) -> bool:
+    """`p.grad = something` that is neither None nor made from the gradient there, nor new and empty."""
+    if not any(isinstance(target, ast.Attribute) and target.attr == "grad" for target in node.targets):
+        return False
+    if isinstance(node.value, ast.Constant) or _reads_gradient(node.value):
+        return False
+    return not any(isinstance(part, ast.Call) and EMPTY.search(terminal(part.func)) for part in walk(node.value))
+
+
+def _reads_gradient(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr == "grad" and terminal(part.value) != "autograd" for part in walk(node))
+
+
+def _gathers(node: ast.AST) -> bool:
+    """`buffer += p.grad`, `buffer.add_(p.grad)`, `buffer = buffer + p.grad`, `gathered.append(p.grad.clone())`."""
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, ast.Add) and not _reads_gradient(node.target) and _reads_gradient(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"add_", "append", "copy_", "lerp_"}:
+        return not _reads_gradient(node.func) and any(map(_reads_gradient, node.args))
+    if isinstance(node, ast.Assign) and not any(map(_reads_gradient, node.targets)):
+        return isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add) and _reads_gradient(node.value)
+    return False
 
 
 def _batch_statistics(index: Index) -> Iterator[ast.Call]:
