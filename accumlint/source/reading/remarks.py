@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from accumlint.source.reading.facts import ACCUMULATION_NAME, LOSS_WORDS, terminal
+from accumlint.source.reading.facts import ACCUMULATION_NAME, FILE_LINES, LOSS_WORDS, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.units import Units
@@ -40,12 +40,20 @@ def remarks(index: Index, note: Note) -> None:
 
 
 def _gradients_by_hand(index: Index) -> Iterator[ast.Assign]:
-    """Where gradients are put in place that the module has gathered elsewhere from several backwards: `p.grad = buffer[name]`."""
+    """Where the file itself puts gradients in place that it has gathered from several backwards: `p.grad = buffer[name]`.
+
+    Master copies and stacked gradients of optimizers, which other files make, are the gradients of one backward still.
+    """
     if "grad" not in index.identifiers:
         return
-    placed = [node for node in walk(index.tree) if isinstance(node, ast.Assign) and _places_gradient(node)]
-    if placed and any(_gathers(node) for node in walk(index.tree)):
+    own = [part for each in index.tree.body if getattr(each, "lineno", 0) < FILE_LINES and not _is_optimizer(each) for part in walk(each)]
+    placed = [node for node in own if isinstance(node, ast.Assign) and _places_gradient(node)]
+    if placed and any(map(_gathers, own)):
         yield from placed
+
+
+def _is_optimizer(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ClassDef) and any("optim" in terminal(base).lower() for base in node.bases)
 
 
 def _places_gradient(node: ast.Assign) -> bool:
