@@ -174,6 +174,7 @@ class State:
         self.keys: dict[Key, Key] = {}  # of the values that were named so far
         self.names_of_data: dict[Key, str] = {}  # of the tensors that were summed or multiplied by
         self.identities: dict[str, Data] = {}  # what those names stand for
+        self.batch_counts: set[Key] = set()  # settings that a loader's length divides: `epochs = ceil(steps / len(loader))`
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
 
     # Provided by the other parts of the interpreter.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.counting import counts_batches, total_of
 from accumlint.source.reading.facts import LOSS_WORDS
 from accumlint.source.reading.units import Units
+from accumlint.source.rehearsal.arithmetic import setting_keys
 from accumlint.source.rehearsal.values import (
     NONE,
     Class,
@@ -106,6 +107,7 @@ def scheduler(state: Machine, call: Call) -> Value | None:
     options = {name for name, holds in (("horizon-in-updates", in_updates), ("horizon-in-micro-batches", in_micro_batches)) if holds}
     actor = Actor(fresh_uid(), call.name, Role.SCHEDULER, known=True, options=frozenset(options))
     _note_horizon(state, call, actor)
+    state.memory["horizon", actor.uid] = frozenset().union(*(setting_keys(state.force(value)) for value in call.values))
     return Thing(actor, inner=state.force(call.args[0]) if call.args else None)
 
 

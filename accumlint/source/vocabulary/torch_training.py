@@ -150,6 +150,8 @@ def step(state: Machine, call: Call) -> Value | None:
     if role is Role.SCHEDULER:
         scheduler = as_actor(state, owner, Role.SCHEDULER)
         options = (frozenset({"absolute"}) if call.values else frozenset()) | (scheduler.options if scheduler is not None else frozenset())
+        if scheduler is not None and state.memory.get(("horizon", scheduler.uid), frozenset()) & state.batch_counts:
+            options |= {"horizon-in-micro-batches"}
         state.recorder.emit(
             Kind.SCHEDULE,
             call.node,
