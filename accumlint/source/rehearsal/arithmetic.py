@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.rehearsal.values import Data, Items, Key, Known, Opaque, Root, Value, key_of
+from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
 
 if TYPE_CHECKING:
@@ -75,13 +75,6 @@ def combine(state: State, op: type[ast.operator], left: Value, right: Value, nod
     if op in {ast.Add, ast.Sub}:
         return _sum(state, op, left, right, node)
     return state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right, attached=_attached(left, right))
-
-
-def setting_keys(value: Value) -> frozenset[Key]:
-    """What a number is known by, here and wherever else it is given."""
-    if isinstance(value, Known):
-        return frozenset({value.root.key} if value.root is not None else ())
-    return frozenset({value.key} if isinstance(value, Opaque) and not (value.forwards or value.born) else ())
 
 
 def _settled(state: State, value: Value) -> Value:

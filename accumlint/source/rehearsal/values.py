@@ -353,3 +353,10 @@ def forwards_of(value: Value) -> frozenset[int]:
     if isinstance(value, Items):
         return frozenset().union(*(forwards_of(item) for item in value.items)) if value.items else frozenset()
     return frozenset()
+
+
+def setting_keys(value: Value) -> frozenset[Key]:
+    """What a number is known by, here and wherever else it is given."""
+    if isinstance(value, Known):
+        return frozenset({value.root.key} if value.root is not None else ())
+    return frozenset({value.key} if isinstance(value, Opaque) and not (value.forwards or value.born) else ())

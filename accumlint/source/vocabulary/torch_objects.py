@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.counting import counts_batches, total_of
 from accumlint.source.reading.facts import LOSS_WORDS
 from accumlint.source.reading.units import Units
-from accumlint.source.rehearsal.arithmetic import setting_keys
 from accumlint.source.rehearsal.values import (
     NONE,
     Class,
@@ -27,6 +26,7 @@ from accumlint.source.rehearsal.values import (
     actor_of,
     fresh_uid,
     make_actor,
+    setting_keys,
 )
 from accumlint.source.vocabulary.base import Handler, as_actor, parameters_owner, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Role
