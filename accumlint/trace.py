@@ -17,6 +17,8 @@ from accumlint.weight import Weight
 class Kind(enum.Enum):
     """What happened."""
 
+    __hash__ = object.__hash__  # sets of kinds are asked for all the time
+
     DATA = "data"  # a new piece of data was taken
     FORWARD = "forward"
     LOSS = "loss"  # a loss value was formed

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from accumlint.source.reading.facts import FunctionNode, terminal
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 
 if TYPE_CHECKING:
     from accumlint.source.reading.index import Index
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def find_aliases(index: Index) -> dict[str, list[FunctionNode]]:
     """For each such name the functions that it can mean."""
     found: dict[str, dict[FunctionNode, None]] = defaultdict(dict)
-    for node in walk(index.tree):
+    for node in every(index.tree, ast.Assign, ast.AnnAssign, ast.Call):
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             meant = functions_in(index, node.value)
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

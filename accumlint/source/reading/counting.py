@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from accumlint.source.reading.facts import ACCUMULATION_NAME, terminal
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.units import Units
 from accumlint.trace import Kind
 
@@ -127,10 +127,10 @@ def _limits(index: Index, counters: set[str]) -> dict[str, str]:
 def _update_counters(index: Index) -> frozenset[str]:
     """Names that are advanced only where an update is made."""
     gated: set[ast.AST] = set()
-    for node in walk(index.tree):
+    for node in every(index.tree, ast.If):
         if isinstance(node, ast.If) and _is_boundary(index, node):
             gated.update(part for each in node.body for part in walk(each) if isinstance(part, ast.AugAssign))
-    advanced = [node for node in walk(index.tree) if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)]
+    advanced = [node for node in every(index.tree, ast.AugAssign) if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)]
     return frozenset(terminal(node.target) for node in advanced if node in gated) - {
         terminal(node.target) for node in advanced if node not in gated
     }
@@ -146,7 +146,7 @@ def _is_boundary(index: Index, node: ast.If) -> bool:
 
 def _skips(index: Index) -> Iterator[ast.expr]:
     """The numbers of batches that statements skip."""
-    for node in walk(index.tree):
+    for node in every(index.tree, ast.Call, ast.For, ast.AsyncFor):
         if isinstance(node, ast.Call) and terminal(node.func) == "skip_first_batches":
             yield from (keyword.value for keyword in node.keywords if keyword.arg == "num_batches")
             yield from node.args[1:2]
@@ -179,13 +179,13 @@ def k_without_ranks(index: Index) -> Iterator[tuple[ast.expr, str]]:
     if not index.is_distributed:
         return
     units = index.once("units", index.tree, Units)
-    for node in walk(index.tree):
+    for node in every(index.tree, ast.Assign):
         if not isinstance(node, ast.Assign) or not ACCUMULATION_NAME.search(terminal(node.targets[0])):
             continue
         name = terminal(node.targets[0])
         quotient = next((part for part in walk(node.value) if _is_quotient(part)), None)
-        every = units.definitions[name]
-        if isinstance(quotient, ast.BinOp) and not any(units.mentions(each, WORLD.search) for each in every):
+        made = units.definitions[name]
+        if isinstance(quotient, ast.BinOp) and not any(units.mentions(each, WORLD.search) for each in made):
             yield quotient, name
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.targets import find_ignored_targets
-from accumlint.trace import Kind
+from accumlint.trace import Kind, Place, Role
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 T = TypeVar("T")
@@ -61,6 +61,9 @@ def terminal(node: ast.AST) -> str:
     return ""
 
 
+UNASKED: Any = object()
+
+
 class Facts:
     """What stands in one module."""
 
@@ -74,6 +77,7 @@ class Facts:
         self.augmented: set[str] = set()
         self.assigned: dict[tuple[int, str], int] = defaultdict(int)  # by file and name
         self.given: dict[tuple[int, str], list[ast.expr]] = defaultdict(list)  # what is assigned to a name, by file
+        self.made: set[str] = set()  # attributes that are given what a call makes of other things than a function of this name
         self.identifiers: set[str] = set()
         self.imported: set[str] = set()
         self.packages: set[str] = set()  # that are imported, by their first name
@@ -85,6 +89,8 @@ class Facts:
         self._kinds: dict[int, frozenset[Kind]] = {}
         self._loops: dict[int, bool] = {}
         self.texts: dict[int, str] = {}
+        self.places: dict[int, Place] = {}
+        self.roles: dict[str, Role | None] = {}  # of objects, by the names that they go by
         self._memo: dict[tuple[str, int], Any] = {}
         self._collect(tree)
 
@@ -100,9 +106,9 @@ class Facts:
     def once(self, question: str, node: ast.AST, answer: Callable[[ast.AST], T]) -> T:
         """Asks a question about a node at most once; many rehearsals of the same code ask the same."""
         key = (question, id(node))
-        if key not in self._memo:
-            self._memo[key] = answer(node)
-        found: T = self._memo[key]
+        found: T = self._memo.get(key, UNASKED)
+        if found is UNASKED:
+            found = self._memo[key] = answer(node)
         return found
 
     def holds(self, node: ast.AST, *types: type[ast.AST]) -> bool:
@@ -172,6 +178,8 @@ class Facts:
         self.assigned[_file_of(target), name] += 1
         if isinstance(target, ast.Name):
             self.given[_file_of(target), name].append(value)
+        if isinstance(target, ast.Attribute) and isinstance(value, ast.Call) and all(terminal(part) != name for part in walk(value)):
+            self.made.add(name)
         if any(isinstance(part, ast.BinOp) for part in walk(value)) and any(terminal(part) == name for part in walk(value)):
             self.augmented.add(name)
 
@@ -187,7 +195,7 @@ class Facts:
     @cached_property
     def keeps_a_target(self) -> bool:
         """Whether some position of a mask or of labels is set by hand, so that at least one target stays."""
-        for node in walk(self.tree):
+        for node in every(self.tree, ast.Assign):
             if isinstance(node, ast.Assign) and not any(isinstance(part, ast.UnaryOp) for part in walk(node.value)):
                 for target in node.targets:
                     if isinstance(target, ast.Subscript) and any(
@@ -200,7 +208,7 @@ class Facts:
     def tested_names(self) -> frozenset[str]:
         """Names that are compared, taken modulo something, or divided by: what a counter is for."""
         found: set[str] = set()
-        for node in walk(self.tree):
+        for node in every(self.tree, ast.Compare, ast.BinOp, ast.Call):
             if isinstance(node, ast.Compare):
                 found.update(terminal(part) for part in (node.left, *node.comparators))
                 found.update(terminal(part) for part in walk(node.left) if isinstance(part, (ast.Name, ast.Attribute)))
@@ -237,14 +245,14 @@ class Facts:
     @cached_property
     def written_names(self) -> frozenset[str]:
         """The methods of the file whose names stand as strings in it."""
-        texts = {node.value for node in walk(self.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        texts = {node.value for node in every(self.tree, ast.Constant) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
         return frozenset(texts & self.methods.keys())
 
     @cached_property
     def instances(self) -> dict[str, set[str]]:
         """The classes of the file of which a name is given an object, for names that are given any."""
         found: dict[str, set[str]] = defaultdict(set)
-        for node in walk(self.tree):
+        for node in every(self.tree, ast.Assign):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and terminal(node.value.func) in self.classes:
                 for target in node.targets:
                     found[terminal(target)].add(terminal(node.value.func))
@@ -253,7 +261,7 @@ class Facts:
     @cached_property
     def bases(self) -> frozenset[str]:
         """The names of the classes that some class derives from, also where an import renames them."""
-        named = {terminal(base) for node in walk(self.tree) if isinstance(node, ast.ClassDef) for base in node.bases}
+        named = {terminal(base) for node in every(self.tree, ast.ClassDef) if isinstance(node, ast.ClassDef) for base in node.bases}
         return frozenset(named | {self.renamed[name] for name in named if name in self.renamed})
 
     def class_methods(self, node: ast.ClassDef) -> Iterator[FunctionNode]:

@@ -67,7 +67,7 @@ class Imports:
 
     def __init__(self, configured: Sequence[str] = ()) -> None:
         self.folders = Folders()
-        self.configured = tuple(configured)
+        self.configured = tuple(map(os.path.normpath, configured))
         self._roots: dict[str, tuple[str, ...]] = {}
         self._found: dict[tuple[str, str], tuple[str | None, frozenset[str]]] = {}
         self._added: dict[str, tuple[str, ...]] = {}

@@ -26,11 +26,18 @@ from accumlint.source.reading.facts import (
     Loop,
     terminal,
 )
-from accumlint.source.reading.nodes import remember, walk
+from accumlint.source.reading.nodes import every, remember, walk
 from accumlint.trace import Kind
 
 MODES = frozenset({"train", "eval"})  # that a module is put into
 MOST_SCHEDULE_ARGUMENTS = 2  # an epoch and a metric; `scheduler.step(noise, t, latents)` is a sampler's
+
+
+HOLDERS = (
+    *(ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith),
+    *(ast.Try, getattr(ast, "TryStar", ast.Try), ast.Match, ast.ExceptHandler, ast.match_case),
+)  # of blocks
+NO_KINDS: frozenset[Kind] = frozenset()
 
 
 class Index(Facts):
@@ -39,10 +46,19 @@ class Index(Facts):
     def __init__(self, tree: ast.Module) -> None:
         remember(tree)
         super().__init__(tree)
+        self._callees: dict[int, list[FunctionNode]] = {}
+        self._training_kinds: dict[int, frozenset[Kind]] = {}
+        self._own_kinds: dict[int, set[Kind]] = {}
         self.recognisers: list[Callable[[Index, ast.Call], frozenset[Kind]]] = []  # of calls whose names alone do not tell
 
     def callees(self, node: ast.Call) -> list[FunctionNode]:
         """The functions of this file that a call can mean, by name."""
+        known = self._callees.get(id(node))
+        if known is None:
+            known = self._callees[id(node)] = self._find_callees(node)
+        return known
+
+    def _find_callees(self, node: ast.Call) -> list[FunctionNode]:
         name = terminal(node.func)
         if name in self.renamed and name not in self.functions and name not in self.classes:
             name = self.renamed[name]
@@ -68,6 +84,8 @@ class Index(Facts):
             if name in MODES and not isinstance(node.func.value, ast.Call) and terminal(node.func.value) in self.called:
                 return []  # `self.model.train()`, of a model that is called
             plain = [function for function in self.functions.get(name, ()) if function not in self.owner]
+            if plain and name in self.made and terminal(node.func.value) == "self":  # `self.main = nn.Linear(…)` is not the module's `main`
+                plain = [function for function in plain if function not in self.tree.body]
             own = list(self.methods.get(name, ())) + [function for function in plain if _suffices(node, function)]
             return own or self.aliases.get(name) or self._called_instances(name, guess=False)
         if isinstance(node.func, ast.Call) and terminal(node.func.func) == "getattr" and len(node.func.args) > 1:
@@ -95,7 +113,17 @@ class Index(Facts):
 
     def kinds(self, node: ast.AST | Iterable[ast.stmt]) -> frozenset[Kind]:
         """The kinds of event of the training itself that a statement, or the functions it calls, can bring about."""
-        return self._all_kinds(node) - BOOKKEEPING
+        if isinstance(node, ast.AST):
+            known = self._training_kinds.get(id(node))
+            if known is None:
+                known = self._training_kinds[id(node)] = self._all_kinds(node) - BOOKKEEPING
+            return known
+        found = NO_KINDS
+        for one in node:
+            kinds = self.kinds(one)
+            if kinds and kinds is not found:
+                found |= kinds
+        return found
 
     def keeps_books(self, node: ast.AST | Iterable[ast.stmt]) -> bool:
         """Whether a statement, or a function it calls, saves or averages: what no choice of a way through the code rests on."""
@@ -165,6 +193,12 @@ class Index(Facts):
         return kinds
 
     def _call_kinds(self, call: ast.Call) -> set[Kind]:
+        known = self._own_kinds.get(id(call))
+        if known is None:
+            known = self._own_kinds[id(call)] = self._find_call_kinds(call)
+        return known
+
+    def _find_call_kinds(self, call: ast.Call) -> set[Kind]:
         name = terminal(call.func)
         receiver = terminal(call.func.value) if isinstance(call.func, ast.Attribute) else ""
         for recognise in self.recognisers:
@@ -282,7 +316,7 @@ class Index(Facts):
         """The names of lists that are appended to."""
         calls = (
             node
-            for node in walk(self.tree)
+            for node in every(self.tree, ast.Call)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append"
         )
         return frozenset(terminal(call.func.value) for call in calls if isinstance(call.func, ast.Attribute))
@@ -312,7 +346,7 @@ class Index(Facts):
     def _homes(self) -> dict[int, tuple[list[ast.stmt], int, ast.AST]]:
         """For each statement the block that it stands in, its place there, and the node that the block belongs to."""
         homes: dict[int, tuple[list[ast.stmt], int, ast.AST]] = {}
-        for parent in walk(self.tree):
+        for parent in every(self.tree, *HOLDERS):
             for name in ("body", "orelse", "finalbody"):
                 block: list[ast.stmt] = getattr(parent, name, None) or []
                 for at, statement in enumerate(block if isinstance(block, list) else ()):

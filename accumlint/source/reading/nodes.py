@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _PLAIN_FIELDS = frozenset(
@@ -13,52 +13,81 @@ _PLAIN_FIELDS = frozenset(
     """.split()
 )
 _fields: dict[type[ast.AST], tuple[str, ...]] = {}
-_REMEMBERED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.AsyncFor, ast.While)
 
 
-class _End:
-    """Stands on the stack where the inside of a remembered node ends."""
+def remember(tree: ast.Module) -> list[ast.AST]:
+    """Lists once what walks over the parts of a tree yield; gives what a walk over the whole yields. The parts must not change any more."""
+    found: list[ast.AST] = [tree]
+    for statement in tree.body:
+        found += inside_of(statement)
+    tree.__dict__.pop("_places", None)
+    tree._inside = (found, 0, len(found))  # type: ignore[attr-defined]
+    return found
 
-    __slots__ = ("node", "start")
 
-    def __init__(self, node: Any, start: int) -> None:
-        self.node = node
-        self.start = start
-
-
-def remember(tree: ast.Module) -> None:
-    """Lists once what walks over a tree, its functions, classes and loops yield. The tree must not change any more."""
-    inside: list[ast.AST] = []
-    stack: list[Any] = [_End(tree, 0), *reversed(tree.body)]
+def inside_of(statement: ast.stmt) -> list[ast.AST]:
+    """What a walk over a statement at the top level yields: every part of it knows its stretch of that list."""
+    known: tuple[list[ast.AST], int, int] | None = statement.__dict__.get("_inside")
+    if known is not None:
+        return known[0]
+    inside: list[Any] = []
+    stack: list[Any] = [statement]
     while stack:
         current = stack.pop()
         kind = current.__class__
-        if kind is _End:
-            current.node._inside = inside[current.start :]
+        if kind is int:  # where the inside of a node ends
+            inside[current]._inside = (inside, current, len(inside))
             continue
-        inside.append(current)
-        if kind in _REMEMBERED:
-            stack.append(_End(current, len(inside)))
         names = _fields.get(kind)
         if names is None:
             names = _fields[kind] = _children_of(kind)
-        for name in names:
-            value = getattr(current, name, None)
-            if value.__class__ is list:
-                stack.extend(each for each in reversed(value) if each is not None)
-            elif value is not None and isinstance(value, ast.AST):
-                stack.append(value)
+        if names:
+            stack.append(len(inside))
+            for name in names:
+                value = getattr(current, name, None)
+                if value.__class__ is list:
+                    stack.extend([each for each in reversed(value) if each is not None])
+                elif value is not None and isinstance(value, ast.AST):
+                    stack.append(value)
+        inside.append(current)
+    return inside
 
 
-def walk(node: ast.AST, skip: Callable[[ast.AST], bool] | None = None) -> Iterator[ast.AST]:
+def forget_inside(node: ast.AST) -> None:
+    """A node is about to be changed."""
+    node.__dict__.pop("_inside", None)
+    node.__dict__.pop("_places", None)
+
+
+def walk(node: ast.AST, skip: Callable[[ast.AST], bool] | None = None) -> Iterable[ast.AST]:
     """Every node of a tree in source order, parents before children; operators and contexts are left out.
 
     What `skip` names is left out with everything inside.
     """
     if skip is None:
-        inside: list[ast.AST] | None = getattr(node, "_inside", None)
-        return _walk(node, None) if inside is None else chain((node,), inside)
+        inside: tuple[list[ast.AST], int, int] | None = node.__dict__.get("_inside")
+        if inside is not None:
+            return inside[0][inside[1] : inside[2]]
+        if _fields.get(node.__class__) == ():
+            return (node,)
     return _walk(node, skip)
+
+
+def every(tree: ast.AST, *kinds: type[ast.AST]) -> list[ast.AST]:
+    """The nodes of some kinds in a tree, as a walk over it comes to them; a remembered tree is sorted by kind once."""
+    inside: tuple[list[ast.AST], int, int] | None = tree.__dict__.get("_inside")
+    if inside is None or inside[1] or len(inside[0]) != inside[2]:
+        return [node for node in walk(tree) if node.__class__ in kinds]
+    places: dict[type[ast.AST], list[int]] | None = tree.__dict__.get("_places")
+    if places is None:
+        places = defaultdict(list)
+        for at, node in enumerate(inside[0]):
+            places[node.__class__].append(at)
+        tree._places = places  # type: ignore[attr-defined]
+    found = [at for kind in kinds for at in places.get(kind, ())]
+    if len(kinds) > 1:
+        found.sort()
+    return [inside[0][at] for at in found]
 
 
 def _walk(node: ast.AST, skip: Callable[[ast.AST], bool] | None) -> Iterator[ast.AST]:

@@ -9,8 +9,17 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache, cached_property
 
-from accumlint.source.reading.facts import ACCUMULATION_NAME, BACKWARD_NAMES, CLIP_NAMES, FILE_LINES, LOSS_WORDS, TRACKED, names_loss
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.facts import (
+    ACCUMULATION_NAME,
+    BACKWARD_NAMES,
+    CLIP_NAMES,
+    FILE_LINES,
+    LOSS_WORDS,
+    TRACKED,
+    names_loss,
+    terminal,
+)
+from accumlint.source.reading.nodes import inside_of, walk
 from accumlint.source.reading.parse import Source
 
 TRAINING_WORDS = (
@@ -28,7 +37,8 @@ WEAK_WORDS = frozenset({"step", "init_process_group", "DistributedSampler", "acc
 UPDATE_WORDS = frozenset(
     {"step", "zero_grad", "no_sync", "train_batch", "loss_scaler", "require_backward_grad_sync", "set_requires_gradient_sync"}
 )
-EVIDENCE = re.compile(r"ignore_?index|pad_sequence|label_pad_token|DataCollator|BucketIterator|IGNORE_|dist_autograd", re.IGNORECASE)
+EVIDENCE = re.compile(r"ignore_?index|pad_sequence|label_pad_token|DataCollator|BucketIterator|(?-i:IGNORE_)|dist_autograd", re.IGNORECASE)
+SCHEDULES = re.compile(r"sched", re.IGNORECASE)  # their steps update nothing
 IGNORED = 100  # with a minus before it, the target that losses ignore
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Imported = ast.Import | ast.ImportFrom
@@ -57,7 +67,7 @@ class Piece:
         self.bases: set[str] = set()  # the last parts of the names of base classes
         self.size = 0
         self.backward = self.update = self.strong = self.trains = self.matters = False
-        for part in walk(node):
+        for part in inside_of(node):
             self._note(part)
         self.is_model = isinstance(node, ast.ClassDef) and any(
             isinstance(member, ast.FunctionDef) and member.name == "forward" for member in node.body
@@ -81,7 +91,8 @@ class Piece:
             self.names.add(part.id)
             self._weigh(part.id)
         elif isinstance(part, ast.Attribute):
-            self._weigh(part.attr)
+            if part.attr != "step" or not SCHEDULES.search(terminal(part.value)):
+                self._weigh(part.attr)
             self._chain(part)
         elif isinstance(part, (ast.Import, ast.ImportFrom)):
             self.imports.append(part)
@@ -89,9 +100,9 @@ class Piece:
             self.bases.update(base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in part.bases)
         elif isinstance(part, (ast.arg, ast.keyword)):
             self.matters = self.matters or bool(part.arg and _tells_of_settings(part.arg))
-        elif isinstance(part, ast.Constant) and (
-            part.value == 100 or (isinstance(part.value, str) and ACCUMULATION_NAME.search(part.value))
-        ):
+        elif isinstance(part, ast.Constant):
+            self.matters = self.matters or (isinstance(part.value, str) and ACCUMULATION_NAME.search(part.value) is not None)
+        elif isinstance(part, ast.UnaryOp) and isinstance(part.operand, ast.Constant) and part.operand.value == IGNORED:
             self.matters = True
 
     def _weigh(self, word: str) -> None:
@@ -121,8 +132,6 @@ class Outline:
         self.path = source.path
         self.number = number
         self._pieces: dict[int, Piece] = {}
-        if number:
-            _shift(source.tree, number * FILE_LINES)
 
     @property
     def is_package(self) -> bool:
@@ -131,6 +140,8 @@ class Outline:
     def piece(self, node: ast.stmt) -> Piece:
         known = self._pieces.get(id(node))
         if known is None:
+            if self.number:
+                _shift(node, self.number * FILE_LINES)
             known = self._pieces[id(node)] = Piece(self, node)
         return known
 
@@ -156,7 +167,7 @@ class Outline:
             for part in _flat(node):
                 if isinstance(part, (ast.Import, ast.ImportFrom)):
                     for alias in part.names:
-                        found[alias.asname or alias.name.split(".")[0]] = (part, alias)
+                        found.setdefault(alias.asname or alias.name.split(".")[0], (part, alias))  # of `try` the first
         return found
 
     @cached_property
@@ -207,12 +218,11 @@ def _bound(node: ast.stmt) -> Iterator[str]:
                 yield holder.id  # `parser.add_argument(…)`, `TABLE.update(…)`
 
 
-def _shift(tree: ast.Module, lines: int) -> None:
-    """Moves a tree down, so that no line of it is a line of another file."""
-    for node in walk(tree):
-        line = getattr(node, "lineno", None)
-        if line is not None:
-            node.lineno = line + lines  # type: ignore[attr-defined]
-            end = getattr(node, "end_lineno", None)
-            if end is not None:
-                node.end_lineno = end + lines  # type: ignore[attr-defined]
+def _shift(statement: ast.stmt, lines: int) -> None:
+    """Moves a statement down, so that no line of it is a line of another file."""
+    for node in inside_of(statement):
+        place = node.__dict__
+        if "lineno" in place:
+            place["lineno"] += lines
+            if place.get("end_lineno") is not None:
+                place["end_lineno"] += lines

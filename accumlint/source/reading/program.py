@@ -10,7 +10,7 @@ import ast
 import os
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from accumlint.source.reading.facts import FILE_LINES
@@ -240,8 +240,11 @@ class _Builder:
             for child in children:
                 parents[child].add(parent)
         matters = _led_to({id(piece.node) for piece in self.order if piece.strong}, parents, DEEPEST * 4)
-        matters |= _led_to({id(piece.node) for piece in self.order if piece.matters}, parents, NEAR)
-        bases = {base for piece in self.order if id(piece.node) in matters or piece.outline is self.main for base in piece.bases}
+        bare = {id(piece.node) for piece in self.order if piece.is_model and not piece.matters}
+        losses = {child: found - bare for child, found in parents.items()}
+        matters |= _led_to({id(piece.node) for piece in self.order if piece.matters}, losses, NEAR)
+        deriving = (piece for piece in self.order if id(piece.node) in matters and (piece.backward or not piece.is_model))
+        bases = {base for piece in (*own, *deriving) for base in piece.bases}
         kept: set[int] = set()
         files: set[str] = set()
         size = 0
@@ -263,12 +266,12 @@ class _Builder:
         return kept
 
 
-def _led_to(goals: set[int], parents: dict[int, set[int]], steps: int) -> set[int]:
+def _led_to(goals: set[int], parents: Mapping[int, set[int]], steps: int) -> set[int]:
     """The statements from which some goal is reached in so many steps, the goals among them."""
     found = set(goals)
     edge = goals
     for _ in range(steps):
-        edge = {parent for one in edge for parent in parents[one]} - found
+        edge = {parent for one in edge for parent in parents.get(one, ())} - found
         if not edge:
             break
         found |= edge

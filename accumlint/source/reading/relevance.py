@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 
 TALK = re.compile(
     r"^(print|log\w*|info|debug|warning|warn|error|add_scalar\w*|add_image\w*|set_description\w*|set_postfix\w*|write|flush|close|display|track|report"
@@ -36,6 +36,11 @@ KEPT = (
     ast.Nonlocal,
     ast.Assert,
 )
+READING = (
+    *(ast.If, ast.While, ast.IfExp, ast.For, ast.AsyncFor, ast.comprehension, ast.With, ast.AsyncWith),
+    *(ast.Return, ast.Yield, ast.YieldFrom, ast.Assert, ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign),
+)
+MAKING = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.keyword, ast.Call)
 COMPOUND = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 
 
@@ -44,11 +49,15 @@ class Relevance:
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        self._idle: dict[int, bool] = {}
         self.needed = self._close(self._start())
 
     def idle(self, node: ast.stmt) -> bool:
         """Whether a statement can neither bring about an event nor set anything that matters."""
-        return self.index.once("idle", node, lambda _: self._is_idle(node))
+        known = self._idle.get(id(node))
+        if known is None:
+            known = self._idle[id(node)] = self._is_idle(node)
+        return known
 
     def _is_idle(self, node: ast.stmt) -> bool:
         if isinstance(node, KEPT) or self.index.kinds(node) or self.index.holds(node, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.Await):
@@ -83,7 +92,7 @@ class Relevance:
     def _start(self) -> set[str]:
         """The names that event-bearing statements and what guards them read."""
         found: set[str] = set()
-        for node in walk(self.index.tree):
+        for node in every(self.index.tree, *READING):
             if isinstance(node, (ast.If, ast.While, ast.IfExp)):
                 if (
                     isinstance(node, ast.IfExp)
@@ -115,7 +124,7 @@ class Relevance:
     def _close(self, needed: set[str]) -> frozenset[str]:
         """Adds what the needed names are made of."""
         sources: dict[str, set[str]] = defaultdict(set)
-        for node in walk(self.index.tree):
+        for node in every(self.index.tree, *MAKING):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     for name in _names(target):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from accumlint.source.reading.facts import ACCUMULATION_NAME, FILE_LINES, LOSS_WORDS, terminal
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.units import Units
 
 NORMALISER = re.compile(r"^(Lazy)?(Sync)?BatchNorm([123]d)?$")
@@ -82,8 +82,8 @@ def _gathers(node: ast.AST) -> bool:
 
 def _batch_statistics(index: Index) -> Iterator[ast.Call]:
     """Where a normalisation over the batch is made, unless the module switches such parts to evaluation."""
-    made = [node for node in walk(index.tree) if isinstance(node, ast.Call) and _normalises(index, terminal(node.func))]
-    if made and not any(_freezes(node) for node in walk(index.tree)):
+    made = [node for node in every(index.tree, ast.Call) if isinstance(node, ast.Call) and _normalises(index, terminal(node.func))]
+    if made and not any(_freezes(node) for node in every(index.tree, ast.If)):
         yield made[0]
 
 
@@ -103,10 +103,9 @@ def _pairs_of_a_batch(index: Index) -> Iterator[ast.Call]:
     """Cross entropies whose targets are positions in the batch, `arange(n)`: every other sample of it is a negative."""
     if "arange" not in index.identifiers:
         return
-    positions = {
-        terminal(target) for node in walk(index.tree) if isinstance(node, ast.Assign) and _counts_up(node.value) for target in node.targets
-    }
-    for node in walk(index.tree):
+    assigned = (node for node in every(index.tree, ast.Assign) if isinstance(node, ast.Assign) and _counts_up(node.value))
+    positions = {terminal(target) for node in assigned for target in node.targets}
+    for node in every(index.tree, ast.Call):
         if isinstance(node, ast.Call) and len(node.args) >= 2 and CRITERION.search(terminal(node.func)):
             target = node.args[1]
             if (isinstance(target, ast.Name) and target.id in positions) or _counts_up(target):
@@ -126,7 +125,7 @@ def _counts_up(node: ast.expr) -> bool:
 
 def _half_models(index: Index) -> Iterator[tuple[ast.AST, str]]:
     """Where an object is cast to half precision or loaded in it, and its name."""
-    for node in walk(index.tree):
+    for node in every(index.tree, ast.Call, ast.Assign):
         if isinstance(node, ast.Call) and _casts(node) and isinstance(node.func, ast.Attribute):
             yield node, terminal(node.func.value)
         elif isinstance(node, ast.Assign):

@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Literal
 
+from accumlint.source.reading.nodes import forget_inside
+
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -123,6 +125,7 @@ class _Cutter:
 
     def cut(self, holder: ast.Module | ast.ClassDef, kept: set[_Piece]) -> None:
         """Takes out the functions that are not kept; blocks other than the holder's own are left as they are."""
+        forget_inside(holder)
         body = [
             each
             for each in holder.body

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 
 IGNORED = -100
 WRITERS = frozenset(
@@ -19,6 +19,8 @@ NAMED_IGNORED = re.compile(
 )  # constants that say what they are for
 LABELS = re.compile(r"label|target|tgt", re.IGNORECASE)
 
+MAY_IGNORE = (ast.Constant, ast.UnaryOp, ast.Name, ast.Attribute, ast.Call, ast.keyword, ast.Assign)
+
 
 def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
     """Every place where the index that a loss ignores is written into something.
@@ -29,7 +31,7 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
     written = _written(tree)
     into_labels: set[int] | None = None
     passed = _passed(tree)
-    for node in walk(tree):
+    for node in every(tree, *MAY_IGNORE):
         if id(node) in written and _is_ignored(node, ignored) and not _spelled(node).isdigit():  # a zero is written for many reasons
             if _spelled(node) == "-1":  # and so is a size or a position that is not given
                 into_labels = _into_labels(tree) if into_labels is None else into_labels
@@ -63,7 +65,7 @@ def _is_ignored(node: ast.AST, ignored: set[str]) -> bool:
 def _into_labels(tree: ast.Module) -> set[int]:
     """The nodes that stand in what is written into labels: `labels[~mask] = -1`, `labels.masked_fill(~mask, -1)`."""
     found: set[int] = set()
-    for node in walk(tree):
+    for node in every(tree, ast.Assign, ast.Call):
         names: list[ast.AST] = []
         if isinstance(node, ast.Assign):
             names = [target.value if isinstance(target, ast.Subscript) else target for target in node.targets]
@@ -76,7 +78,7 @@ def _into_labels(tree: ast.Module) -> set[int]:
 
 def _passed(tree: ast.Module) -> set[str]:
     """The names that are handed to some call."""
-    calls = [node for node in walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in every(tree, ast.Call) if isinstance(node, ast.Call)]
     given = (part for call in calls for part in (*call.args, *(keyword.value for keyword in call.keywords)))
     return {part.id for part in given if isinstance(part, ast.Name)}
 
@@ -117,7 +119,7 @@ def _name(node: ast.AST) -> str:
 def _ignored(tree: ast.Module) -> set[str]:
     """The spellings of the ignored index: -100, what is given as `ignore_index=`, names bound to -100 or to a loss's own index."""
     found = {str(IGNORED)}
-    for node in walk(tree):
+    for node in every(tree, ast.Assign, ast.keyword):
         if isinstance(node, ast.Assign) and (_spelled(node.value) == str(IGNORED) or _is_ignore_index(node.value)):
             found.update(target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.keyword) and node.arg == "ignore_index":
@@ -128,7 +130,7 @@ def _ignored(tree: ast.Module) -> set[str]:
 def _written(tree: ast.Module) -> set[int]:
     """The nodes that are written into something, rather than compared with or named as the index to ignore."""
     written: set[int] = set()
-    for node in walk(tree):
+    for node in every(tree, ast.Assign, ast.Call, ast.BinOp, ast.IfExp):
         values: list[ast.expr] = []
         if isinstance(node, ast.Assign) and any(isinstance(target, ast.Subscript) for target in node.targets):
             values = [node.value]

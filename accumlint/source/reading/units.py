@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from copy import copy
 
 from accumlint.source.reading.facts import ACCUMULATION_NAME, terminal
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 
 DEEPEST = 8
 PASSING = frozenset({"int", "float", "round", "ceil", "floor", "max", "min", "abs", "str", "replace"})
@@ -21,7 +22,7 @@ class Units:
         self.is_k = is_k
         self.definitions: dict[str, list[ast.expr]] = defaultdict(list)
         self.returned: dict[str, list[ast.expr]] = defaultdict(list)  # what functions give, by their names
-        for node in walk(tree):
+        for node in every(tree, ast.FunctionDef, ast.Assign, ast.AnnAssign, ast.AugAssign):
             if isinstance(node, ast.FunctionDef):
                 self.returned[node.name] += _returns(node)
             if isinstance(node, ast.Assign):
@@ -31,6 +32,12 @@ class Units:
                 self._define(node.target, node.value)
             elif isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv)):
                 self._define(node.target, ast.copy_location(ast.BinOp(_read(node.target), node.op, node.value), node))
+
+    def asking(self, is_k: Callable[[str], bool]) -> Units:
+        """The same numbers, with other names of K."""
+        made = copy(self)
+        made.is_k = is_k
+        return made
 
     def _define(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):

@@ -79,7 +79,7 @@ def combine(state: State, op: type[ast.operator], left: Value, right: Value, nod
 
 def _settled(state: State, value: Value) -> Value:
     """The number of a value that was found to be K, whatever it was computed from."""
-    if isinstance(value, Opaque) and value.key in state.world.knowledge.accumulations and not value.forwards and not value.born:
+    if isinstance(value, Opaque) and not (value.forwards or value.born) and value.key in state.world.knowledge.accumulations:
         return state.number(value) or value
     return value
 

@@ -56,16 +56,16 @@ class Conditions(State):
         finally:
             self.recorder.guards.pop()
 
-    def branch(self, node: ast.If, rest: Sequence[ast.stmt]) -> Signal | None:
+    def branch(self, node: ast.If) -> Signal | None:
         if _is_main_guard(node.test):
             return self.block(node.body)
         test = self.force(self.eval(node.test))
-        self._learn_gate(node, test, rest)
+        self._learn_gate(node, test)
         self.last_test = test
         sides = self.sides.setdefault(id(node), (node, set()))[1]
         if isinstance(test, Opaque):
             sides.update((True, False))
-            return self._unknown_branch(node, test, rest)
+            return self._unknown_branch(node, test)
         holds = self.truth(test)
         sides.update((True, False) if isinstance(test, Known) and (test.roots or test.gates) else (holds,))
         if holds and ways_out(node.body) == {"raise"} and isinstance(test, Known) and self._is_open_length(test, node.test):
@@ -90,7 +90,7 @@ class Conditions(State):
                 self.world.knowledge.learn_divisible(root)
         return True
 
-    def _learn_gate(self, node: ast.If, test: Value, rest: Sequence[ast.stmt]) -> None:
+    def _learn_gate(self, node: ast.If, test: Value) -> None:
         """What an update is gated by is K."""
         gates = test.gates if isinstance(test, (Known, Opaque)) else frozenset()
         knowledge = self.world.knowledge
@@ -148,11 +148,11 @@ class Conditions(State):
                             value.weight, factors=tuple(replace(factor, guarded=True) for factor in value.weight.factors)
                         )
 
-    def _unknown_branch(self, node: ast.If, test: Opaque, rest: Sequence[ast.stmt]) -> Signal | None:
+    def _unknown_branch(self, node: ast.If, test: Opaque) -> Signal | None:
         if "data" in test.causes:
             self._guard_counts(node.test)
         if test.causes & set(PERSONAL) - {"rank"} or (test.causes and not self._answered(test)):
-            return self._skip(node, test, rest)
+            return self._skip(node, test)
         kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
         leaves, other_leaves = ways_out(node.body), ways_out(node.orelse)
         if self._asks_for_boundary(node, test):
@@ -204,7 +204,7 @@ class Conditions(State):
             return all(self._answered(part) for part in test.conjunction[1:] if isinstance(part, Opaque))
         return test.key in self.world.answers or test.key in self.world.forced
 
-    def _skip(self, node: ast.If, test: Opaque, rest: Sequence[ast.stmt]) -> Signal | None:
+    def _skip(self, node: ast.If, test: Opaque) -> Signal | None:
         """A condition on data: the normal path is the one that trains; the other one is only noted."""
         kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
         leaves, other_leaves = ways_out(node.body), ways_out(node.orelse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from typing import Any
 
 from accumlint.source.rehearsal.access import Access
@@ -30,16 +31,24 @@ from accumlint.source.rehearsal.values import (
     Value,
     key_of,
 )
+from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps
 from accumlint.trace import Kind
+
+HANDLERS: dict[type[ast.expr], Callable[[Any, Any], Value]] = {}  # of the one interpreter there is
 
 
 class Expressions(Access, Comparisons):
     """Evaluates expressions."""
 
     def eval(self, node: ast.expr) -> Value:
-        self.tick()
-        handler = getattr(self, f"_eval_{type(node).__name__}", None)
-        return self._unknown(node) if handler is None else handler(node)
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise OutOfSteps
+        kind = node.__class__
+        handler = HANDLERS.get(kind)
+        if handler is None:
+            handler = HANDLERS[kind] = getattr(type(self), f"_eval_{kind.__name__}", Expressions._unknown)
+        return handler(self, node)
 
     def _eval_Constant(self, node: ast.Constant) -> Value:
         value = node.value

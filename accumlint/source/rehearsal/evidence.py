@@ -10,7 +10,7 @@ from typing import NamedTuple
 from accumlint.source.reading.counting import k_without_ranks, skips_in_updates
 from accumlint.source.reading.facts import FILE_LINES, terminal
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.remarks import remarks
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.vocabulary.distributed import BY_HAND
@@ -35,7 +35,7 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
     makers: list[ast.Call] = []
     for node in index.ignored_targets:
         note("ignored-targets", node, "targets are set to the ignored index")
-    for node in walk(index.tree):
+    for node in every(index.tree, ast.Call, ast.For, ast.While):
         if isinstance(node, ast.Call):
             name = terminal(node.func)
             if PADDING.fullmatch(name):
@@ -121,7 +121,7 @@ def _own_branches(statements: Iterable[ast.stmt]) -> Iterator[ast.If]:
 def _varying_names(tree: ast.AST) -> set[str]:
     """Names that take a different number each time: loop variables over sizes, random integers."""
     names: set[str] = set()
-    for node in walk(tree):
+    for node in every(tree, ast.comprehension, ast.Assign):
         if isinstance(node, ast.comprehension):
             names |= _taken(node)
         elif isinstance(node, ast.Assign):
@@ -145,7 +145,9 @@ def _drawn(node: ast.Assign) -> set[str]:
 def _in_scope(index: Index, makers: list[ast.Call]) -> Iterator[ast.Call]:
     """Those whose number varies where they stand: in its comprehension or function, or in a function that is given it."""
     scopes: list[tuple[ast.AST, set[str]]] = []
-    for node in walk(index.tree):
+    for node in every(
+        index.tree, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module
+    ):
         if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
             scopes.append((node, set().union(*map(_taken, node.generators))))
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):

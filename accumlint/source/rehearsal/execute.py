@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from accumlint.source.reading.counting import counted_in_updates
 from accumlint.source.rehearsal.arithmetic import combine
@@ -24,6 +25,8 @@ from accumlint.source.rehearsal.values import (
 )
 from accumlint.trace import Kind
 
+HANDLERS: dict[type[ast.stmt], Callable[[Any, Any], Signal | None]] = {}  # of the one interpreter there is
+
 
 class Statements(Assignments, Conditions, Blocks):
     """Runs statements."""
@@ -32,21 +35,23 @@ class Statements(Assignments, Conditions, Blocks):
         for at, statement in enumerate(statements):
             if self.relevance.idle(statement):
                 continue
-            signal = self.statement(statement, statements[at + 1 :])
+            signal = self.statement(statement)
             if signal is not None:
                 return signal
             if isinstance(statement, ast.If) and ways_out(statement.body) == {"continue"} and not statement.orelse:
                 return self._rest_of(statement, statements[at + 1 :])
         return None
 
-    def statement(self, node: ast.stmt, rest: Sequence[ast.stmt] = ()) -> Signal | None:
+    def statement(self, node: ast.stmt) -> Signal | None:
         self.tick()
-        if isinstance(node, ast.If):
-            return self.branch(node, rest)
-        handler = getattr(self, f"_exec_{type(node).__name__}", None)
+        kind = node.__class__
+        if kind is ast.If:
+            assert isinstance(node, ast.If)
+            return self.branch(node)
+        handler = HANDLERS.get(kind)
         if handler is None:
-            return None
-        result = handler(node)
+            handler = HANDLERS[kind] = getattr(type(self), f"_exec_{kind.__name__}", _passed_over)
+        result = handler(self, node)
         return result if isinstance(result, Signal) else None
 
     def _exec_Expr(self, node: ast.Expr) -> None:
@@ -198,6 +203,10 @@ class Statements(Assignments, Conditions, Blocks):
     # Conditions.
 
     # Blocks with a beginning and an end.
+
+
+def _passed_over(machine: object, node: ast.stmt) -> None:
+    """What is done in a statement that brings nothing about."""
 
 
 def _loaded(target: ast.expr) -> ast.expr:

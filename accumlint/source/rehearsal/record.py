@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from accumlint.source.reading.facts import FILE_LINES
 from accumlint.source.reading.notebook import cell_at
 from accumlint.source.reading.program import Program
 from accumlint.source.rehearsal.values import Value
-from accumlint.source.rehearsal.worlds import MOST_EVENTS, OutOfSteps
+from accumlint.source.rehearsal.worlds import MOST_EVENTS, Alike, Differs, OutOfSteps
 from accumlint.trace import Event, Evidence, Guard, Kind, Place, Turn
 
 LONGEST_TEXT = 80
+NUMBERED = frozenset({"index", "micro_batch", "model", "scaler", "targets", "reaches", "forwards", "data"})
+COMPARED = tuple(each.name for each in fields(Event) if each.name not in NUMBERED)
 BEGINS = frozenset({Kind.DATA, Kind.FORWARD, Kind.BACKWARD})
 
 
@@ -34,6 +36,39 @@ class OpenTurn:
 
     def closed(self) -> Turn:
         return Turn(self.line, self.index, self.entry, self.last, self.endless)
+
+
+Looks = tuple[Any, ...]
+
+
+@dataclass
+class Expected:
+    """What happened in a rehearsal that another one is compared with, which ends where the two part."""
+
+    looks: Sequence[Looks]
+    until: int | None = None  # how many of the events it is enough to meet
+    met: int = 0
+    steps: int = 0  # that the comparison took
+
+    def meet(self, event: Event) -> None:
+        """Takes the next event; new data may be taken anywhere."""
+        if event.kind is Kind.DATA:
+            return
+        if self.met == len(self.looks) or self.looks[self.met] != looks(event):
+            raise Differs
+        self.met += 1
+        if self.until is not None and self.met > self.until:
+            raise Alike
+
+
+def looks(event: Event) -> Looks:
+    """An event without the numbers of its objects, as it is when it happens."""
+    actors = ((event.model, event.model and event.model.name), (event.scaler, ""), *((each, "") for each in event.targets))
+    return (
+        *(getattr(event, name) for name in COMPARED),
+        *((name, actor.role, actor.wrapper, actor.known, actor.options) for actor, name in actors if actor is not None),
+        len(event.reaches),
+    )
 
 
 def _as_unparsed(node: ast.AST) -> str:
@@ -67,8 +102,17 @@ class Recorder:
     ends: dict[int, int] = field(default_factory=dict)  # by the index of a skip, the index at which what it passes over is over
     micro_batches: int = 0
     texts: dict[int, str] = field(default_factory=dict)  # of nodes, shared by all rehearsals of a module
+    places: dict[int, Place] = field(default_factory=dict)  # likewise
+    looks: list[Looks] = field(default_factory=list)  # of the events, where they are compared with nothing
+    expected: Expected | None = None  # what this rehearsal is compared with
 
     def place(self, node: ast.AST) -> Place:
+        known = self.places.get(id(node))
+        if known is None:
+            known = self.places[id(node)] = self._find_place(node)
+        return known
+
+    def _find_place(self, node: ast.AST) -> Place:
         line = getattr(node, "lineno", 1)
         end = getattr(node, "end_lineno", line) or line
         first, last = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0) or 0
@@ -158,7 +202,7 @@ class Recorder:
         call = next((each for each in reversed(self.calls) if each.lineno // FILE_LINES == loop), None)
         return self.place(call) if call is not None else None
 
-    def emit(self, kind: Kind, node: ast.AST, **fields: Any) -> Event:
+    def emit(self, kind: Kind, node: ast.AST, **known: Any) -> Event:
         event = Event(
             index=len(self.events),
             kind=kind,
@@ -168,9 +212,13 @@ class Recorder:
             text=self.text(node),
             guards=tuple(self.guards),
             call=self._call_in_loop(node),
-            **fields,
+            **known,
         )
         self.events.append(event)
         if len(self.events) > MOST_EVENTS:
             raise OutOfSteps
+        if self.expected is not None:
+            self.expected.meet(event)
+        elif kind is not Kind.DATA:
+            self.looks.append(looks(event))
         return event

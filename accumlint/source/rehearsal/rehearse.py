@@ -18,17 +18,17 @@ from accumlint.source.reading.program import LONG_FILE, Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.sieve import holds_sign, names_framework_entry
 from accumlint.source.reading.slices import prune
-from accumlint.source.rehearsal.alike import alike
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import enters, mentioned, module_reaches, outermost, reached, running, trains
 from accumlint.source.rehearsal.evidence import gather, never_run
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
-from accumlint.source.rehearsal.record import OpenTurn, Recorder
+from accumlint.source.rehearsal.record import Expected, OpenTurn, Recorder
 from accumlint.source.rehearsal.skips import narrowed
 from accumlint.source.rehearsal.state import Leave
-from accumlint.source.rehearsal.values import Class, Function, Instance, Key, Known, Opaque, Value
-from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Answer, Knowledge, OutOfSteps, Restart, World
+from accumlint.source.rehearsal.trials import Trials
+from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Opaque, Value
+from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Alike, Differs, Knowledge, OutOfSteps, Restart, World
 from accumlint.source.vocabulary.base import Vocabulary
 from accumlint.source.vocabulary.project_wrappers import signs
 from accumlint.source.vocabulary.registry import vocabulary_for
@@ -37,8 +37,7 @@ from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
 MOST_RESTARTS = 12
-FEW_WORLDS = 2  # fewer are rehearsed one by one
-MOST_TRIALS = 4  # rehearsals that many settings share
+WORLDS_WITHOUT_BACKWARD = 3  # that are tried where the first one trains nothing
 
 
 @dataclass(frozen=True)
@@ -131,12 +130,14 @@ class Rehearsal:
         default = list(self._traces_of(first, ()))
         yield from default
         flips = sorted((answer for answer in first.world.answers.values() if answer.flips), key=lambda answer: -answer.weight)
+        if not default:
+            flips = flips[: 0 if self.drive is not None else WORLDS_WITHOUT_BACKWARD]
         if len(flips) >= MOST_WORLDS:
             self.limits.append(f"{len(flips)} unknown settings: {MOST_WORLDS - 1} of them were flipped")
         spent = first.steps
         flips = flips[: MOST_WORLDS - 1]
         doubtful = [answer for answer in flips if answer.weight <= 0 and not RANKS.search(answer.text)]
-        idle = self._without_effect(doubtful, knowledge, k, default)
+        idle = Trials(self._tried, lambda other: list(self._traces_of(other, ())), first, default).without_effect(doubtful)
         for answer in flips:
             if answer.key in idle:
                 continue
@@ -148,35 +149,30 @@ class Rehearsal:
                 spent += other.steps
                 yield from self._traces_of(other, ((answer.text, "false" if answer.holds else "true"),))
 
-    def _without_effect(self, doubtful: list[Answer], knowledge: Knowledge, k: int, default: list[Trace]) -> set[Key]:
-        """Which conditions, round which no event stands, change nothing that is judged: many are answered otherwise at once."""
-        found: set[Key] = set()
-        pending = [doubtful]
-        for _ in range(MOST_TRIALS):
-            several = pending.pop() if pending else []
-            if len(several) < FEW_WORLDS:
-                continue
-            limits = len(self.limits)
-            other = self._run(World(k, knowledge, forced={answer.key: not answer.holds for answer in several}))
-            if other is not None and alike(default, list(self._traces_of(other, ()))):
-                found |= {answer.key for answer in several if answer.key in other.world.answers}
-                pending.append([answer for answer in several if answer.key not in found])
-            else:
-                del self.limits[limits:]
-                pending += [several[len(several) // 2 :], several[: len(several) // 2]]
-        return found
+    def _tried(self, world: World, expected: Expected) -> Machine | None:
+        limits = len(self.limits)
+        other = self._run(world, expected)
+        if other is None:
+            del self.limits[limits:]
+        return other
 
-    def _run(self, world: World) -> Machine | None:
-        """Rehearses in one world, again from the start whenever something is learnt."""
+    def _run(self, world: World, expected: Expected | None = None) -> Machine | None:
+        """Rehearses in one world, again from the start whenever something is learnt; only as long as what is expected happens."""
         for _ in range(MOST_RESTARTS):
-            recorder = Recorder(self.program, texts=self.index.texts)
+            recorder = Recorder(self.program, texts=self.index.texts, places=self.index.places, expected=expected)
             followed = self.program if self.follows else None
             machine = Machine(self.index, self.relevance, recorder, world, self.vocabulary, followed)
             try:
                 self._enter(machine)
             except Restart:
                 world.answers.clear()
+                if expected is not None:
+                    expected.met = 0
                 continue
+            except Alike:
+                return machine
+            except Differs:
+                return None
             except SourceRaised:
                 if self.opens or self.entry is None or world.forced:
                     return None
@@ -198,6 +194,9 @@ class Rehearsal:
                     raise
                 self.limits.append(f"internal error in {self.function}: {error!r}")
                 return None
+            finally:
+                if expected is not None:
+                    expected.steps += machine.steps
             self.covered |= machine.covered
             self.entered |= machine.entered
             if machine.engines:

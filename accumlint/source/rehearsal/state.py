@@ -14,7 +14,6 @@ from accumlint.source.reading.relevance import Relevance
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.rehearsal.values import (
     FALSE,
-    NO_ROOTS,
     TRUE,
     Builtin,
     Class,
@@ -117,13 +116,17 @@ class Call:
         return [*self.args, *self.keywords.values()]
 
 
-def _flat(parts: tuple[Value | None, ...]) -> Iterator[Value | None]:
-    """The parts, and what stands in lists and tuples among them."""
-    for part in parts:
-        if isinstance(part, Items):
-            yield from part.items[:SAMPLES]
-        else:
-            yield part
+def _inherit(made: Opaque, part: Opaque) -> None:
+    if part.causes:
+        made.causes |= part.causes
+    if part.forwards:
+        made.forwards |= part.forwards
+    if part.born:
+        made.born |= part.born
+    if part.gates:
+        made.gates |= part.gates
+    if part.agreed:
+        made.agreed = True
 
 
 def unshifted(value: Opaque) -> tuple[Root, int]:
@@ -271,27 +274,27 @@ class State:
 
     def opaque(self, key: Key, text: str = "", *parts: Value | None, **fields: Any) -> Opaque:
         """An Opaque that inherits from its parts what they depend on."""
-        causes: frozenset[str] = frozenset()
-        forwards: frozenset[int] = frozenset()
-        born: frozenset[int] = frozenset()
-        gates = NO_ROOTS
-        agreed = False
-        for part in _flat(parts):
-            if isinstance(part, Opaque):
-                causes |= part.causes
-                forwards |= part.forwards
-                born |= part.born
-                gates |= part.gates
-                agreed = agreed or part.agreed
-            elif isinstance(part, Known):
-                gates |= part.gates
-        base: dict[str, Any] = {"causes": causes, "forwards": forwards, "born": born, "gates": gates, "agreed": agreed}
-        base.update(fields)
-        return Opaque(nested_key(key, self.keys), text, **base)
+        made = Opaque(nested_key(key, self.keys), text)
+        for part in parts:
+            kind = part.__class__
+            if kind is Opaque:
+                _inherit(made, part)  # type: ignore[arg-type]
+            elif kind is Known:
+                made.gates |= part.gates  # type: ignore[union-attr]
+            elif kind is Items:
+                for item in part.items[:SAMPLES]:  # type: ignore[union-attr]
+                    if isinstance(item, Opaque):
+                        _inherit(made, item)
+                    elif isinstance(item, Known):
+                        made.gates |= item.gates
+        for name, value in fields.items():
+            setattr(made, name, value)
+        return made
 
     def force(self, value: Value) -> Value:
         """Answers the condition that a value hangs on."""
-        while isinstance(value, Phi):
+        while value.__class__ is Phi:
+            assert isinstance(value, Phi)
             value = value.then if self.holds(value.condition, self._prefers_then(value)) else value.otherwise
         return value
 

@@ -41,6 +41,14 @@ class Restart(Exception):
     """Something was learnt that earlier statements should have known."""
 
 
+class Differs(Exception):
+    """The rehearsal shows something else than the one that it is compared with."""
+
+
+class Alike(Exception):
+    """The rehearsal shows the same for as long as it is compared."""
+
+
 class OutOfSteps(Exception):
     """The rehearsal used up its budget."""
 
@@ -55,6 +63,7 @@ class Knowledge:
     divisible: set[Key] = field(default_factory=set)  # lengths that K is asserted to divide
     lengths: set[Key] = field(default_factory=set)  # numbers that bound a loop over data
     told: set[tuple[str, str]] = field(default_factory=set)  # what has begun the rehearsal anew, as it is spelled
+    _names: dict[str, bool] = field(default_factory=dict)  # whether each is one of K
 
     def learn_accumulation(self, root: Root) -> None:
         """A setting that gates an update or bounds the micro-loop is K."""
@@ -96,6 +105,12 @@ class Knowledge:
                 raise Restart(root.text)
 
     def is_accumulation_name(self, text: str) -> bool:
+        known = self._names.get(text)
+        if known is None:
+            known = self._names[text] = self._names_k(text)
+        return known
+
+    def _names_k(self, text: str) -> bool:
         if " + " in text or " - " in text:
             return False  # a number beside K is not K
         last = text.rstrip("()]'\"").rsplit(".", 1)[-1].rsplit("[", 1)[-1].strip("'\"")

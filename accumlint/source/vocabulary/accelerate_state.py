@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 from accumlint.source.rehearsal.values import Items, Known, Mapping, Opaque, Root, Stream, Thing, Value, actor_of, make_actor
 from accumlint.source.vocabulary.base import last_name
 from accumlint.source.vocabulary.engines import ONE, accumulation, literal_of
@@ -194,7 +194,7 @@ def is_table(state: Machine, value: Value | None) -> bool:
 
 
 def _subscripted(index: Index) -> frozenset[str]:
-    nodes = (node for node in walk(index.tree) if isinstance(node, ast.Subscript))
+    nodes = (node for node in every(index.tree, ast.Subscript) if isinstance(node, ast.Subscript))
     return frozenset(terminal(node.value) for node in nodes if not isinstance(node.slice, (ast.Slice, ast.Tuple)))
 
 
@@ -203,7 +203,7 @@ ANYTHING = "*"
 
 def _prepared_names(index: Index) -> frozenset[str] | None:
     """Every identifier in the arguments of calls that prepare; None where there is no such call."""
-    calls = [node for node in walk(index.tree) if isinstance(node, ast.Call) and PREPARING.match(terminal(node.func))]
+    calls = [node for node in every(index.tree, ast.Call) if isinstance(node, ast.Call) and PREPARING.match(terminal(node.func))]
     calls = [call for call in calls if isinstance(call.func, ast.Attribute) and (call.args or call.keywords)]
     if not calls:
         return None

@@ -25,11 +25,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.reading.facts import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, FunctionNode
+from accumlint.source.reading.facts import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, UNASKED, FunctionNode
 from accumlint.source.reading.index import Index
 from accumlint.source.rehearsal.values import Class, Function, Instance, Method, Opaque, Stream, Thing, Value, actor_of, make_actor
 from accumlint.trace import Actor, Kind, Role, Wrapper
@@ -204,7 +204,13 @@ def role_of(state: Machine, value: Value | None) -> Role | None:
     if not isinstance(value, Opaque) or value.forwards or value.path:
         return None
     name = last_name(value)
-    used = state.index.usage.get(name, set())
+    known: Role | None = state.index.roles.get(name, UNASKED)
+    if known is UNASKED:
+        known = state.index.roles[name] = _role_by_name(name, state.index.usage.get(name, set()))
+    return known
+
+
+def _role_by_name(name: str, used: Set[str]) -> Role | None:
     if SCALER_NAME.search(name) or "unscale_" in used or {"scale", "update", "step"} <= used:
         return Role.SCALER
     if SCHEDULER_NAME.search(name) and not OPTIMIZER_NAME.fullmatch(name) and "zero_grad" not in used:

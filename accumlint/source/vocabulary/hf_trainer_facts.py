@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from accumlint.source.reading.facts import FunctionNode, terminal
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 
 COUNT = "num_items_in_batch"
 OVERRIDES = ("training_step", "compute_loss")
@@ -92,7 +92,7 @@ def imports(index: Index) -> dict[str, str]:
 
 def _import_paths(tree: ast.AST) -> dict[str, str]:
     found: dict[str, str] = {}
-    for node in walk(tree):
+    for node in every(tree, ast.Import, ast.ImportFrom):
         if isinstance(node, ast.Import):
             found.update(
                 {each.asname or each.name.split(".")[0]: each.name if each.asname else each.name.split(".")[0] for each in node.names}

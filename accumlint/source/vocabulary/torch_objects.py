@@ -122,7 +122,8 @@ def _note_horizon(state: Machine, call: Call, actor: Actor) -> None:
     if total is None:
         return
     names = {root.text.rsplit(".", 1)[-1] for root in state.world.knowledge.accumulations.values()}
-    units = Units(state.index.tree, lambda name: name in names or state.world.knowledge.is_accumulation_name(name))
+    known = state.index.once("units", state.index.tree, Units)
+    units = known.asking(lambda name: name in names or state.world.knowledge.is_accumulation_name(name))
     degree = units.degree(total, counts_batches)
     if degree is not None and degree >= 0:
         state.recorder.fact(f"horizon-in-micro-batches:{actor.uid}", units.origin(total))
