@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from accumlint.workers import Lost
 
 SECONDS = 6  # of processor time for one file
+SECONDS_FROM_CALLERS = 4
 PATIENCE = 60  # on the clock, for a worker that does not react to that limit
 WORTH_A_WORKER = 60_000  # bytes of training code
 FEW = 20  # files named on a command line
@@ -359,6 +360,8 @@ def examine(job: Job) -> dict[str, Any]:
             else:
                 held, cells = suppressions(parsed.text), parsed.cells
                 _look(look, parsed, job)
+        if look.asks:
+            _look_from_callers(look, job)
     except TimeUp:
         look.gave_up = True
         look.warnings.append(f"gave up after {SECONDS} seconds; findings may be missing")
@@ -369,22 +372,32 @@ def examine(job: Job) -> dict[str, Any]:
 
 
 def _look(look: Look, source: Source, job: Job) -> None:
-    """Judges every training loop of a file; where its model comes from elsewhere, also as those who use it run it."""
+    """Judges every training loop of a file."""
     from accumlint.source.rehearsal.rehearse import Options
 
     settings = job.settings
     on_disk = os.path.isabs(source.path)
     data = source.text.encode("utf-8", "surrogatepass")
-    if not (concerns(data) or wraps(data, settings) or (on_disk and leads(_roots(settings)).starts(source.path, data))):
+    if concerns(data) or wraps(data, settings) or (on_disk and leads(_roots(settings)).starts(source.path, data)):
+        look.at(source, Options.of(settings), library_for(settings) if on_disk else None)
+
+
+def _look_from_callers(look: Look, job: Job) -> None:
+    """Judges a file whose models come from elsewhere as those who use it run it; what takes too long is tried again next time."""
+    from accumlint.source.rehearsal.rehearse import Options
+
+    if not os.path.isabs(job.path):
         return
-    options, library = Options.of(settings), library_for(settings) if on_disk else None
-    look.at(source, options, library)
-    if look.asks and library is not None:
-        project = library.imports.folders.root(os.path.dirname(source.path)).rstrip(os.sep) + os.sep
-        if job.linted.holds(project):  # the callers lead to it, if there are any
-            look.left_to.append(project)
-        else:
-            look.from_callers(source.path, options, library, job.linted.holds)
+    library = library_for(job.settings)
+    project = library.imports.folders.root(os.path.dirname(job.path)).rstrip(os.sep) + os.sep
+    if job.linted.holds(project):  # the callers lead to it, if there are any
+        look.left_to.append(project)
+        return
+    try:
+        with _limited(SECONDS_FROM_CALLERS):
+            look.from_callers(job.path, Options.of(job.settings), library, job.linted.holds)
+    except TimeUp:
+        look.gave_up = look.cut_short = True
 
 
 def _unreadable_file(problem: Problem) -> Finding:
@@ -415,7 +428,7 @@ def _payload(look: Look, held: list[Suppression], job: Job) -> dict[str, Any]:
         "suppressions": held,
         "gave_up": look.gave_up,
         "warnings": look.warnings,
-        "whole": not look.warnings,
+        "whole": not look.warnings and not look.cut_short,
         "left_to": look.left_to,
         "followed": [path.removeprefix(prefix) for path in dict.fromkeys(look.followed)],
     }

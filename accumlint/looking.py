@@ -31,6 +31,7 @@ class Look:
     asks: list[str] = field(default_factory=list)  # names for whose callers one must look, for models are made there
     left_to: list[str] = field(default_factory=list)  # callers (files, or folders with all that is in them) that are linted themselves
     gave_up: bool = False
+    cut_short: bool = False  # more may be found by looking longer
     _seen: set[tuple[str, str, int, int]] = field(default_factory=set)
 
     def at(self, source: Source, options: Options, library: Library | None) -> None:
