@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
+from accumlint.source.reading.facts import terminal
 from accumlint.source.rehearsal.state import State
 from accumlint.source.rehearsal.values import (
     Class,
@@ -17,6 +19,8 @@ from accumlint.source.rehearsal.values import (
     Value,
     key_of,
 )
+
+COUNTS = re.compile(r"count|^(n|num)_|_(n|num|size)$|n?tokens$|^total", re.IGNORECASE)  # names of numbers of targets
 
 
 class Assignments(State):
@@ -63,6 +67,8 @@ class Assignments(State):
             for one, item in zip(target.elts[starred + 1 :], value.items[len(value.items) - after :], strict=False):
                 self.assign(one, item)
             return
+        if isinstance(value, Opaque) and value.forwards and any(COUNTS.search(terminal(one)) for one in target.elts):
+            value.causes |= {"unclear-mean"}  # `loss, n_tokens = model(batch)`: who tells the number leaves the dividing to others
         for at, one in enumerate(target.elts):
             self.assign(one, self._part(value, at, one))
 

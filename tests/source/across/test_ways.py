@@ -60,3 +60,26 @@ def test_a_mode_is_no_method_of_whoever_holds_the_model(tmp_path: Path) -> None:
     source = parse(TRAINER.encode(), str(tmp_path / "main.py"))
     assert isinstance(source, Source)
     assert [rehearsal.function for rehearsal in rehearsals(source) if rehearsal.traces(2)] == ["train"]
+
+
+SUMMED = """\
+import torch
+
+
+def train(net, loader, accum):
+    model = torch.nn.parallel.DistributedDataParallel(net, static_graph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i, (x, y) in enumerate(loader):
+        loss, {second} = model(x, y)
+        loss.backward()
+        if (i + 1) % accum == 0:
+            for p in model.parameters():
+                p.grad.mul_(torch.distributed.get_world_size())
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_a_model_that_tells_how_many_targets_there_were_may_give_their_sum(lint: Lint) -> None:
+    assert {each[1] for each in lint({"main.py": SUMMED.format(second="logits")})} == {"ACC202", "ACC212"}
+    assert lint({"main.py": SUMMED.format(second="target_count")}) == set()
