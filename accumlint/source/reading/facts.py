@@ -28,6 +28,7 @@ ACCUMULATION_NAME = re.compile(
     re.IGNORECASE,
 )
 
+CLASS_NAME = re.compile(r"[A-Z]\w*[a-z]")
 BACKWARD_NAMES = frozenset({"backward", "manual_backward", "backward_step"})
 CLIP_NAMES = frozenset(
     """
@@ -62,6 +63,17 @@ def terminal(node: ast.AST) -> str:
 
 
 UNASKED: Any = object()
+
+
+def names_class(node: ast.expr) -> bool:
+    """Whether what is called is spelled like a class, taken from a table of classes, or a class's own `from_…`: that makes a model."""
+    if isinstance(node, ast.Subscript):
+        table = terminal(node.value)
+        return table == "__dict__" or table.isupper()
+    if isinstance(node, ast.Attribute) and node.attr.startswith("from_"):
+        return True
+    of_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return not of_self and CLASS_NAME.match(terminal(node)) is not None
 
 
 class Facts:

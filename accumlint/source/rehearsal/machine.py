@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from accumlint.source.reading.facts import LOSS_WORDS, terminal
+from accumlint.source.reading.facts import LOSS_WORDS, names_class, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
@@ -52,7 +52,6 @@ FETCHES = re.compile(
 MAKES = re.compile(r"loader|dataset|iterator|sampler|^(create|build|make|init|setup)(_|$)|size|shape|count|num_", re.IGNORECASE)
 LOADERS = re.compile(r"data_?loader|dataset$|sampler$|iterator$", re.IGNORECASE)
 AGREES = re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE)
-CLASS_NAME = re.compile(r"[A-Z]\w*[a-z]")
 COUNT_NAME = re.compile(
     r"(^|_)(n|num)_(items|targets|valid|tokens)|denominator|normali[sz]er|total_(tokens|targets|items)|item_count|token_count",
     re.IGNORECASE,
@@ -488,14 +487,3 @@ def _is_of_forward(value: Opaque) -> bool:
 def _moves(value: Value) -> bool:
     """Whether an argument is a plain number that is not a setting: an index that picks out a part."""
     return isinstance(value, Known) and type(value.value) is int and value.root is None
-
-
-def names_class(node: ast.expr) -> bool:
-    """Whether what is called is spelled like a class, taken from a table of classes, or a class's own `from_…`: that makes a model."""
-    if isinstance(node, ast.Subscript):
-        table = terminal(node.value)
-        return table == "__dict__" or table.isupper()
-    if isinstance(node, ast.Attribute) and node.attr.startswith("from_"):
-        return True
-    of_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    return not of_self and CLASS_NAME.match(terminal(node)) is not None
