@@ -14,6 +14,18 @@ WRITERS = frozenset(
     masked_fill masked_fill_ where full full_like fill_ new_full pad index_fill_ extend append
     """.split()
 )
+COLLATORS = frozenset(
+    """
+    DataCollatorForSeq2Seq DataCollatorForTokenClassification DataCollatorForLanguageModeling DataCollatorForWholeWordMask
+    DataCollatorForCompletionOnlyLM
+    """.split()
+)  # that fill the labels up with -100, or keep the masked ones only
+COLLATORS = frozenset(
+    """
+    DataCollatorForSeq2Seq DataCollatorForTokenClassification DataCollatorForLanguageModeling DataCollatorForWholeWordMask
+    DataCollatorForCompletionOnlyLM
+    """.split()
+)  # that fill the labels up with -100, or keep the masked ones only
 NAMED_IGNORED = re.compile(
     r"(^|_)IGNORED?_(LABEL_|TOKEN_|TARGET_)?(INDEX|INDICES|TOKEN|ID|LABEL)(_ID)?$"
 )  # constants that say what they are for
@@ -43,6 +55,8 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
             padding = next((keyword.value for keyword in node.keywords if keyword.arg == "padding_value"), positional)
             if _is_ignored(padding, ignored) if padding is not None else "0" in ignored:
                 yield node
+        elif isinstance(node, ast.Call) and _name(node.func) in COLLATORS and not _keeps_targets(node):
+            yield node
         elif (
             isinstance(node, ast.keyword) and node.arg in {"label_pad_token_id", "pad_token_label_id"} and _is_ignored(node.value, ignored)
         ):
@@ -60,6 +74,14 @@ def _is_ignored(node: ast.AST, ignored: set[str]) -> bool:
         return True
     name = _name(node)
     return isinstance(node, (ast.Name, ast.Attribute)) and name.isupper() and (name in ignored or bool(NAMED_IGNORED.search(name)))
+
+
+def _keeps_targets(collator: ast.Call) -> bool:
+    """Whether a collator says that it masks nothing, or names what it fills the labels up with."""
+    return any(
+        word.arg == "label_pad_token_id" or (word.arg == "mlm" and isinstance(word.value, ast.Constant) and not word.value.value)
+        for word in collator.keywords
+    )
 
 
 def _into_labels(tree: ast.Module) -> set[int]:

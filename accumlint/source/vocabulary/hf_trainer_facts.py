@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from accumlint.source.reading.facts import FunctionNode, terminal
+from accumlint.source.reading.facts import FILE_LINES, FunctionNode, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
 
@@ -37,8 +37,9 @@ class TrainerClass:
 
     @property
     def first(self) -> FunctionNode:
-        """The outermost override: where a finding that belongs to no line of it is put."""
-        return next(self.overrides[name] for name in OVERRIDES if name in self.overrides)
+        """The outermost override, of the file itself if it has one: where a finding that belongs to no line of it is put."""
+        found = [self.overrides[name] for name in OVERRIDES if name in self.overrides]
+        return next((each for each in found if each.lineno < FILE_LINES), found[0])
 
 
 def trainer_classes(index: Index) -> tuple[TrainerClass, ...]:

@@ -10,7 +10,9 @@ from accumlint.source.reading.counting import counts_batches, total_of
 from accumlint.source.reading.facts import LOSS_WORDS
 from accumlint.source.reading.units import Units
 from accumlint.source.rehearsal.values import (
+    FALSE,
     NONE,
+    TRUE,
     Class,
     Function,
     Instance,
@@ -28,7 +30,7 @@ from accumlint.source.rehearsal.values import (
     make_actor,
     setting_keys,
 )
-from accumlint.source.vocabulary.base import Handler, as_actor, parameters_owner, raw_module, receiver_of, role_of
+from accumlint.source.vocabulary.base import Attribute, Handler, as_actor, parameters_owner, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Role
 from accumlint.weight import Quantity
 
@@ -265,6 +267,14 @@ def nothing(state: Machine, call: Call) -> Value | None:
     return NONE if isinstance(owner, (Thing, Opaque)) and role_of(state, owner) is not None else None
 
 
+def training_mode(state: Machine, owner: Value) -> Value | None:
+    """`model.training`: a loop that goes backward has its models in that mode, and what takes no gradient has not."""
+    actor = actor_of(owner)
+    if not isinstance(owner, (Instance, Thing)) or actor is None or actor.role is not Role.MODEL:
+        return None
+    return FALSE if state.no_grad else TRUE
+
+
 def filtered(state: Machine, call: Call) -> Value | None:
     """`filter(lambda p: p.requires_grad, model.parameters())`: the same parameters."""
     found = state.force(call.args[1]) if len(call.args) > 1 else None
@@ -308,3 +318,4 @@ METHODS: dict[str, Handler] = {
     "load_state_dict": nothing,
     "from_pretrained": pretrained,
 }
+ATTRIBUTES: dict[str, Attribute] = {"training": training_mode}

@@ -247,3 +247,70 @@ AGGREGATIONS = {
 def test_what_a_mask_by_its_name_leaves(lint: Lint, loss: str) -> None:
     found = {code for _, code, _ in lint({"main.py": AGGREGATED.format(loss=loss)})}
     assert found == ({"ACC201"} if AGGREGATIONS[loss] else set())
+
+
+COLLATED = """
+    import torch
+    import transformers
+    from transformers import AutoModelForTokenClassification
+
+    def main(args, data, tokenizer):
+        model = AutoModelForTokenClassification.from_pretrained(args.name)
+        loader = torch.utils.data.DataLoader(data, collate_fn=transformers.{collator})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert len(loader) % args.accum == 0
+        for step, batch in enumerate(loader):
+            loss = model(**batch).loss / args.accum
+            loss.backward()
+            if (step + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+COLLATORS = {
+    "DataCollatorForTokenClassification(tokenizer)": True,
+    "DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8)": True,
+    "DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)": True,
+    "DataCollatorForLanguageModeling(tokenizer, mlm=False)": False,
+    "DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=tokenizer.pad_token_id)": False,
+    "DataCollatorWithPadding(tokenizer)": False,
+}
+
+
+@pytest.mark.parametrize("collator", COLLATORS)
+def test_collators_that_leave_targets_out(lint: Lint, collator: str) -> None:
+    found = {code for _, code, _ in lint({"main.py": COLLATED.format(collator=collator)})}
+    assert found == ({"ACC201"} if COLLATORS[collator] else set())
+
+
+MODES = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Model(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.head = nn.Linear(width, width)
+
+        def forward(self, ids, labels):
+            logits = self.head(ids)
+            return F.cross_entropy(logits, labels, reduction={reduction})
+
+    def main(args, loader):
+        model = Model(args.width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert len(loader) % args.accum == 0
+        for step, (ids, labels) in enumerate(loader):
+            model(ids, labels).backward()
+            if (step + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        model.eval()
+"""
+
+
+@pytest.mark.parametrize(
+    ("reduction", "codes"), [('"sum" if self.training else "mean"', set()), ('"mean" if self.training else "sum"', {"ACC202"})]
+)
+def test_what_trains_is_in_training_mode(lint: Lint, reduction: str, codes: set[str]) -> None:
+    assert {code for _, code, _ in lint({"main.py": MODES.format(reduction=reduction)})} == codes
