@@ -62,9 +62,11 @@ from accumlint.weight import Quantity, Weight
 
 @rule("ACC201", "mean-of-means", Severity.ERROR, measured="coefficients differ between micro-batches or ranks in the ratio of 1/n")
 def check(trace: Trace) -> Iterator[Finding]:
-    for window, contributions in accumulating(trace):
-        averaged = [(each, *found) for each in contributions if (found := _uneven_mean(trace, each)) is not None]
-        if not averaged or len({each.weight.share for each, _, _ in averaged}) != 1:
+    windows = [(window, [(each, _uneven_mean(trace, each)) for each in found]) for window, found in accumulating(trace)]
+    otherwise = {each.backward.place for _, found in windows for each, mean in found if mean is None}  # a mean in some micro-batches only
+    for window, found in windows:
+        averaged = [(each, *mean) for each, mean in found if mean is not None and each.backward.place not in otherwise]
+        if len({each.weight.share for each, _, _ in averaged}) != 1:
             continue
         for each, mean, evidence in averaged:
             guilty, text = _division(each, mean, window)
