@@ -209,6 +209,8 @@ class Calls(State):
             self.running.pop()
             self.frame = outer
         if signal is not None and signal.kind == "raise":
+            if self.world.passes_raises and not self.index.kinds(body):
+                return self._unknown(body)
             raise SourceRaised
         return signal.value if signal is not None and signal.value is not None else NONE
 

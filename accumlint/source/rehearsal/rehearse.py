@@ -70,6 +70,7 @@ class Rehearsal:
     limits: list[str] = field(default_factory=list)
     follows: bool = True  # into the other files of the project; where that leads too far the file alone is rehearsed
     opens: bool = False  # gives the entry more than the None of its defaults, with which it raises
+    passes_raises: bool = False  # takes helpers without events that raise in every run for ones that give something unknown
     _traces: dict[int, list[Trace]] = field(default_factory=dict)
     _rest: dict[int, Iterator[Trace]] = field(default_factory=dict)
 
@@ -124,7 +125,7 @@ class Rehearsal:
 
     def _rehearse(self, k: int) -> Iterator[Trace]:
         knowledge = Knowledge(named=self.options.accumulation_names)
-        first = self._run(World(k, knowledge))
+        first = self._run(World(k, knowledge, passes_raises=self.passes_raises))
         if first is None:
             return
         default = list(self._traces_of(first, ()))
@@ -144,7 +145,7 @@ class Rehearsal:
             if spent > MOST_STEPS_IN_ALL:
                 self.limits.append("out of steps: not every setting was flipped")
                 return
-            other = self._run(World(k, knowledge, forced={answer.key: not answer.holds}))
+            other = self._run(first.world.flipped(answer))
             if other is not None:
                 spent += other.steps
                 yield from self._traces_of(other, ((answer.text, "false" if answer.holds else "true"),))
@@ -174,8 +175,10 @@ class Rehearsal:
             except Differs:
                 return None
             except SourceRaised:
-                if self.opens or self.entry is None or world.forced:
+                if world.forced or self.passes_raises:
                     return None
+                if self.opens or self.entry is None:
+                    self.passes_raises = world.passes_raises = True
                 self.opens = True
                 world.answers.clear()
                 continue

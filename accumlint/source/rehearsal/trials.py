@@ -57,7 +57,7 @@ class Trials:
     def _answered_otherwise(self, several: list[Answer], expected: Expected) -> tuple[Machine | None, list[Answer]]:
         """The rehearsal with several answers turned round, and those that were asked in it, in that order."""
         of = self.first.world
-        world = World(of.k, of.knowledge, forced={answer.key: not answer.holds for answer in several})
+        world = of.flipped(*several)
         other = self.run(world, expected)
         self.spent += expected.steps
         order = {key: at for at, key in enumerate(world.answers)}

@@ -150,6 +150,11 @@ class World:
     knowledge: Knowledge
     forced: dict[Key, bool] = field(default_factory=dict)
     answers: dict[Key, Answer] = field(default_factory=dict)
+    passes_raises: bool = False  # where every run would raise in a helper without events, what that helper gives is unknown instead
+
+    def flipped(self, *answers: Answer) -> World:
+        """The world in which these answers are the other way."""
+        return World(self.k, self.knowledge, {answer.key: not answer.holds for answer in answers}, passes_raises=self.passes_raises)
 
     @property
     def batches(self) -> int:
