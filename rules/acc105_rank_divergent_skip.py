@@ -33,8 +33,9 @@ report names the ranks that are behind and what they wait in.
 ## When it is silent
 The value was all-reduced or broadcast before; the other branch runs the backward too, with the loss multiplied by 0 (a fresh
 `torch.zeros((), requires_grad=True)` has no graph and is reported); the branch raises or exits; only the step is
-skipped, on a gradient norm or an overflow, which are the same on all ranks once the gradients are reduced; the skip can fall only
-on micro-batches that are not synchronised, or only on backwards of a model that no wrapper synchronises, whose
+skipped, on a gradient norm or an overflow, which are the same on all ranks once the gradients are reduced; each rank takes its
+share of the batches by their numbers (`i % world_size == rank`); the skip can fall only on micro-batches that are not
+synchronised, in a run of one process that makes no wrapper, or only on backwards of a model that no wrapper synchronises, whose
 gradients are reduced by hand before the step.
 
 ## References
@@ -84,7 +85,8 @@ def check(trace: Trace) -> Iterator[Finding]:
 def _distributed(trace: Trace) -> bool:
     models = (event.model for event in trace.of(Kind.FORWARD))
     wrapped = any(model is not None and model.wrapper not in {Wrapper.NONE, Wrapper.UNKNOWN} for model in models)
-    return wrapped or trace.fact("distributed") is not None
+    alone = trace.fact("makes-wrapper") is not None  # it is made elsewhere than in this world: a world of one process
+    return wrapped or (trace.fact("distributed") is not None and not alone)
 
 
 def _diverges(trace: Trace, skip: Event) -> bool:

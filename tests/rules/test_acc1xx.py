@@ -196,6 +196,19 @@ def test_a_skip_in_one_process_is_no_divergence() -> None:
     assert not codes(RULES["ACC105"], build.trace())
 
 
+@pytest.mark.parametrize(("fact", "expected"), [("distributed", [70]), ("distributed makes-wrapper", [])])
+def test_a_world_without_the_wrapper_is_one_process(fact: str, expected: list[int]) -> None:
+    build = Builder()
+    model = build.model()
+    for name in fact.split():
+        build.fact(name)
+    build.data()
+    build.skip("loss > 5", 70, Kind.BACKWARD)
+    build.backward(build.forward(model))
+    build.step(build.optimizer(model))
+    assert lines(RULES["ACC105"], build.trace()) == expected
+
+
 def _bypass(*, wrapped_too: bool = False, backward: bool = True, wrapper: Wrapper = Wrapper.DDP) -> Trace:
     build = Builder()
     model = build.model("model", wrapper)

@@ -12,6 +12,7 @@ from accumlint.source.reading.facts import FILE_LINES, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.remarks import remarks
+from accumlint.source.rehearsal.conditions import WRAPPERS
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.vocabulary.distributed import BY_HAND
 from accumlint.trace import Evidence
@@ -57,6 +58,9 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
     by_hand = sorted(index.identifiers & BY_HAND)
     if by_hand:  # whether or not this world comes to it
         note("reduces-by-hand", index.tree, by_hand[0])
+    made = next((node for node in walk(index.tree) if isinstance(node, ast.Call) and terminal(node.func) in WRAPPERS), None)
+    if made is not None:
+        note("makes-wrapper", made, terminal(made.func))
     if index.is_distributed:
         found.setdefault("distributed", []).append(Evidence(recorder.place(index.tree), "torch.distributed"))
     return found
