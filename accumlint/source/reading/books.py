@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 from accumlint.source.reading.nodes import walk
 from accumlint.trace import Kind
@@ -39,6 +40,7 @@ def book_kinds(name: str, receiver: str, call: ast.Call) -> set[Kind]:
     return {Kind.AVERAGE} if name in IN_PLACE and blends(call) else set()
 
 
+@cache
 def averages_by_name(name: str, receiver: str) -> bool:
     """Whether a call moves an average of the weights, as far as names tell."""
     if name == "update_parameters" or AVERAGE_CALL.search(name):

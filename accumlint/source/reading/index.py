@@ -47,6 +47,7 @@ class Index(Facts):
         remember(tree)
         super().__init__(tree)
         self._callees: dict[int, list[FunctionNode]] = {}
+        self._block_kinds: dict[tuple[int, int, int], frozenset[Kind]] = {}
         self._training_kinds: dict[int, frozenset[Kind]] = {}
         self._own_kinds: dict[int, set[Kind]] = {}
         self.recognisers: list[Callable[[Index, ast.Call], frozenset[Kind]]] = []  # of calls whose names alone do not tell
@@ -118,12 +119,14 @@ class Index(Facts):
             if known is None:
                 known = self._training_kinds[id(node)] = self._all_kinds(node) - BOOKKEEPING
             return known
-        found = NO_KINDS
-        for one in node:
-            kinds = self.kinds(one)
-            if kinds and kinds is not found:
-                found |= kinds
-        return found
+        statements = node if isinstance(node, (list, tuple)) else list(node)
+        if not statements:
+            return NO_KINDS
+        stretch = (id(statements[0]), id(statements[-1]), len(statements))  # of one block
+        block = self._block_kinds.get(stretch)
+        if block is None:
+            block = self._block_kinds[stretch] = NO_KINDS.union(*map(self.kinds, statements))
+        return block
 
     def keeps_books(self, node: ast.AST | Iterable[ast.stmt]) -> bool:
         """Whether a statement, or a function it calls, saves or averages: what no choice of a way through the code rests on."""

@@ -74,7 +74,7 @@ class Piece:
         )
         self.matters = self.matters or (self.backward if self.is_model else self.trains)
 
-    @property
+    @cached_property
     def kept(self) -> ast.stmt:
         """The statement as it is followed: of a model that does not train itself what forms its loss."""
         if not self.is_model or self.backward or not isinstance(self.node, ast.ClassDef):
@@ -85,23 +85,24 @@ class Piece:
         )
 
     def _note(self, part: ast.AST) -> None:
-        if isinstance(part, ast.stmt):
-            self.size += 1
-        if isinstance(part, ast.Name):
+        if isinstance(part, ast.Name):  # the commonest come first
             self.names.add(part.id)
             self._weigh(part.id)
         elif isinstance(part, ast.Attribute):
             if part.attr != "step" or not SCHEDULES.search(terminal(part.value)):
                 self._weigh(part.attr)
             self._chain(part)
-        elif isinstance(part, (ast.Import, ast.ImportFrom)):
-            self.imports.append(part)
-        elif isinstance(part, ast.ClassDef):
-            self.bases.update(base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in part.bases)
+        elif isinstance(part, ast.stmt):
+            self.size += 1
+            if isinstance(part, (ast.Import, ast.ImportFrom)):
+                self.imports.append(part)
+            elif isinstance(part, ast.ClassDef):
+                self.bases.update(base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in part.bases)
         elif isinstance(part, (ast.arg, ast.keyword)):
             self.matters = self.matters or bool(part.arg and _tells_of_settings(part.arg))
         elif isinstance(part, ast.Constant):
-            self.matters = self.matters or (isinstance(part.value, str) and ACCUMULATION_NAME.search(part.value) is not None)
+            if not self.matters and isinstance(part.value, str):
+                self.matters = ACCUMULATION_NAME.search(part.value) is not None
         elif isinstance(part, ast.UnaryOp) and isinstance(part.operand, ast.Constant) and part.operand.value == IGNORED:
             self.matters = True
 

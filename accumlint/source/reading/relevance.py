@@ -40,7 +40,7 @@ READING = (
     *(ast.If, ast.While, ast.IfExp, ast.For, ast.AsyncFor, ast.comprehension, ast.With, ast.AsyncWith),
     *(ast.Return, ast.Yield, ast.YieldFrom, ast.Assert, ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign),
 )
-MAKING = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.keyword, ast.Call)
+MAKING = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.If, ast.While, ast.keyword, ast.Call)
 COMPOUND = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 
 

@@ -287,8 +287,9 @@ class State:
                         _inherit(made, item)
                     elif isinstance(item, Known):
                         made.gates |= item.gates
-        for name, value in fields.items():
-            setattr(made, name, value)
+        if fields:
+            for name, value in fields.items():
+                setattr(made, name, value)
         return made
 
     def force(self, value: Value) -> Value:

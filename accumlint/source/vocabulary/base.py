@@ -137,15 +137,17 @@ class Vocabulary:
             call.receiver = state.force(function.owner)
             call.name = function.name or call.name
         name = call.path.rsplit(".", 1)[-1] if call.path else call.name
-        found = self.at_first(state, call)
+        found = self._first(self.before, state, call) if self.before else None
         if found is not None:
             return found
         if call.path or call.receiver is None:
-            found = self._first(self.functions.get(name, ()), state, call)
+            known = self.functions.get(name)
+            found = self._first(known, state, call) if known else None
             if found is not None:
                 return found
         if call.receiver is not None:
-            found = self._first(self.methods.get(call.name, ()), state, call)
+            known = self.methods.get(call.name)
+            found = self._first(known, state, call) if known else None
             if found is not None:
                 return found
         return self._first(self.fallbacks, state, call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from accumlint.source.reading.books import METRIC_NAME, SAVE_NAME, averages_by_name, blends
@@ -25,9 +26,14 @@ GETTERS = frozenset({"property", "cached_property"})  # they tell an average and
 DEEPEST = 3
 
 
+@cache
+def _is_save_name(name: str) -> bool:
+    return SAVE_NAME.search(name) is not None
+
+
 def save(state: Machine, call: Call) -> Value | None:
     """`torch.save(…)` and whatever else saves, by its name."""
-    if isinstance(call.function, Function) or not SAVE_NAME.search(call.name):
+    if isinstance(call.function, Function) or not _is_save_name(call.name):
         return None
     owner = state.force(receiver_of(call) or NONE)
     if isinstance(owner, Instance) and owner.cls.find(call.name) is not None:
