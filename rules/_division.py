@@ -131,7 +131,7 @@ def _span(backward: Event, window: Window) -> int:
     )
 
 
-IGNORING = frozenset({"cross_entropy", "nll_loss", "criterion", "model"})
+IGNORING = frozenset({"cross_entropy", "nll_loss", "criterion", "model", "ignoring"})
 
 
 def varies(trace: Trace, weight: Weight) -> Evidence | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from accumlint.source.reading.facts import terminal
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
 
@@ -36,6 +37,9 @@ LENGTH_MASK = re.compile(
     re.IGNORECASE,
 )
 TOLD_THE_COUNT = "window-count"  # cause of what a framework's count of the window's targets was given to
+BY_INDEX = "by-index"  # cause of a comparison with the index that losses ignore
+WHOLE = "whole"  # cause of a comparison that selects everything, for all that is seen
+IGNORE_NAME = re.compile(r"ignored?_?(index|id|label|token)", re.IGNORECASE)  # what a loss is told to ignore, if there is any of it
 SELECTED = "selected"  # cause of what a mask left of some data: a different number each time
 
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -440,11 +444,15 @@ def is_uneven(value: Value) -> bool:
     """Whether a count is of what a comparison of data selects."""
     if not isinstance(value, Opaque):
         return False
-    return "compared" in value.causes or (value.weight is not None and any(factor.uneven for factor in value.weight.factors))
+    return ("compared" in value.causes and WHOLE not in value.causes) or (
+        value.weight is not None and any(factor.uneven for factor in value.weight.factors)
+    )
 
 
-def selects(left: Value, right: Value) -> frozenset[str]:
-    """A comparison of data selects some of it: a different number each time, and perhaps none."""
+def selects(state: State, left: Value, right: Value, index: ast.AST) -> frozenset[str]:
+    """A comparison of data selects some of it: a different number each time, and perhaps none; with an index to ignore, if there is any."""
+    if IGNORE_NAME.search(terminal(index)):
+        return frozenset({"compared", "filtered", BY_INDEX} | (set() if state.index.ignores_targets else {WHOLE}))
     positions = any(isinstance(side, Opaque) and "positions" in side.causes for side in (left, right))
     if isinstance(right, Known) and positions:
         return frozenset()

@@ -178,7 +178,7 @@ class Comparisons(State):
         base = self.opaque(key, text, left, right)
         base.forwards = frozenset()  # a comparison has no graph
         if base.born or "data" in base.causes:
-            base.causes |= selects(left, right)
+            base.causes |= selects(self, left, right, node.comparators[0])
         base.gates |= gates
         if isinstance(left, Opaque) and left.quantity is Quantity.INPUTS and isinstance(right, Known) and right.value == 0:
             base.agreed = False  # whether there is anything at all differs from rank to rank, unlike the size of a batch

@@ -13,7 +13,7 @@ from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.versions import Allowed, allowed
 from accumlint.source.rehearsal.access import bind
-from accumlint.source.rehearsal.arithmetic import SELECTED, factors_of
+from accumlint.source.rehearsal.arithmetic import BY_INDEX, SELECTED, WHOLE, factors_of
 from accumlint.source.rehearsal.calls import Calls
 from accumlint.source.rehearsal.contexts import Contexts
 from accumlint.source.rehearsal.evaluate import Expressions
@@ -60,7 +60,9 @@ VERB = re.compile(
     r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)"
 )
 
-ABOUT_MASKS = frozenset({SELECTED, "compared", "filtered"})  # causes of what a mask is or leaves, which a model's output is not
+ABOUT_MASKS = frozenset(
+    {SELECTED, BY_INDEX, WHOLE, "compared", "filtered"}
+)  # causes of what a mask is or leaves, which a model's output is not
 
 
 class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Modules):

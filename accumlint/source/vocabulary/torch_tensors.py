@@ -7,7 +7,18 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, SAME_SHAPE, SELECTED, count, guard, identity, is_tensor, scale, selects
+from accumlint.source.rehearsal.arithmetic import (
+    BY_INDEX,
+    LENGTH_MASK,
+    SAME_SHAPE,
+    SELECTED,
+    count,
+    guard,
+    identity,
+    is_tensor,
+    scale,
+    selects,
+)
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind
@@ -91,6 +102,8 @@ def _of_what_is_left(made: Opaque, weight: Weight) -> Weight:
     """The weight of a loss; a mean over what a mask leaves is one over a different number each time."""
     if SELECTED not in made.causes:
         return weight
+    if BY_INDEX in made.causes:
+        return replace(weight, factors=tuple(replace(factor, root="ignoring") for factor in weight.factors))
     return replace(weight, factors=tuple(replace(factor, uneven=True) for factor in weight.factors))
 
 
@@ -117,7 +130,7 @@ def compared(state: Machine, call: Call) -> Value | None:
     made = _derived(state, value, call)
     made.forwards, made.attached = frozenset(), False
     if value.born or "data" in value.causes:
-        made.causes |= selects(value, other) - {"filtered"}  # of padding most often, which leaves some
+        made.causes |= selects(state, value, other, call.node.args[-1]) - {"filtered"}  # of padding most often, which leaves some
     return made
 
 

@@ -314,3 +314,38 @@ MODES = """
 )
 def test_what_trains_is_in_training_mode(lint: Lint, reduction: str, codes: set[str]) -> None:
     assert {code for _, code, _ in lint({"main.py": MODES.format(reduction=reduction)})} == codes
+
+
+KEPT = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Model(nn.Module):
+        def __init__(self, width, ignore_index=-100):
+            super().__init__()
+            self.head = nn.Linear(width, width)
+            self.ignore_index = ignore_index
+
+        def forward(self, ids, labels):
+            logits = self.head(ids)
+            kept = labels != self.ignore_index
+            losses = F.cross_entropy(logits, labels, reduction="none")
+            return losses[kept].mean()
+
+    def main(args, loader):
+        model = Model(args.width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert len(loader) % args.accum == 0
+        for step, (ids, labels, lengths) in enumerate(loader):
+            {labels}
+            (model(ids, labels) / args.accum).backward()
+            if (step + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("labels", "codes"), [("pass", set()), ("labels[lengths == 0] = -100", {"ACC201"})])
+def test_an_index_to_ignore_that_nothing_makes(lint: Lint, labels: str, codes: set[str]) -> None:
+    assert {code for _, code, _ in lint({"main.py": KEPT.format(labels=labels)})} == codes
