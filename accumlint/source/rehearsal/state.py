@@ -296,8 +296,15 @@ class State:
         """Answers the condition that a value hangs on."""
         while value.__class__ is Phi:
             assert isinstance(value, Phi)
-            value = value.then if self.holds(value.condition, self._prefers_then(value)) else value.otherwise
+            holds = self.holds(value.condition, self._prefers_then(value), weight=self._stake(value))
+            value = value.then if holds else value.otherwise
         return value
+
+    def _stake(self, value: Value) -> int:
+        """How many kinds of event hang on a choice between functions."""
+        if isinstance(value, Phi):
+            return max(self._stake(value.then), self._stake(value.otherwise))
+        return len(self.index.kinds(value.node)) if isinstance(value, Function) else 0
 
     @contextmanager
     def supposing(self, condition: Opaque, holds: bool) -> Iterator[None]:
@@ -313,6 +320,8 @@ class State:
         for condition, holds in ((phi.condition, True), (phi.condition.negated, False)):
             if isinstance(condition, Opaque) and TOGETHER.search(condition.text):
                 return holds
+        if isinstance(phi.then, Function) and self._stake(phi.otherwise) > self._stake(phi.then) == 0:
+            return False  # a loop that trains before one that evaluates
         if isinstance(phi.then, Opaque) and phi.then.key[0] == "call" and self._is_criterion(phi.otherwise):
             return False  # a criterion that is known before an object that nobody followed
         return not self._is_nothing(phi.then) or self._is_nothing(phi.otherwise)

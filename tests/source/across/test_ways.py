@@ -6,6 +6,7 @@ from pathlib import Path
 
 from accumlint.source.reading.parse import Source, parse
 from accumlint.source.rehearsal.rehearse import rehearsals
+from accumlint.trace import Kind
 from tests.source.across.conftest import Lint
 
 LOOP = """\
@@ -83,3 +84,50 @@ def train(net, loader, accum):
 def test_a_model_that_tells_how_many_targets_there_were_may_give_their_sum(lint: Lint) -> None:
     assert {each[1] for each in lint({"main.py": SUMMED.format(second="logits")})} == {"ACC202", "ACC212"}
     assert lint({"main.py": SUMMED.format(second="target_count")}) == set()
+
+
+CHOICE = """\
+import torch
+import torch.nn.functional as F
+
+
+def quick(model, loader, optimizer):
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def evaluate(model, loader, optimizer):
+    for x, y in loader:
+        print(model(x).argmax())
+
+
+def thorough(model, loader, optimizer):
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def main(args, model, loader, optimizer):
+    if args.mode == "quick":
+        loop = quick
+    elif args.mode == "evaluate":
+        loop = evaluate
+    else:
+        loop = thorough
+    for epoch in range(args.epochs):
+        loop(model, loader, optimizer)
+
+
+if __name__ == "__main__":
+    main(args, model, loader, optimizer)
+"""
+
+
+def test_every_choice_of_a_loop_has_its_line(tmp_path: Path) -> None:
+    source = parse(CHOICE.encode(), str(tmp_path / "main.py"))
+    assert isinstance(source, Source)
+    module = next(iter(rehearsals(source)))
+    assert module.function == "<module>"
+    lines = {event.place.line for trace in module.traces(2) for event in trace.of(Kind.STEP)}
+    assert lines == {line for line, text in enumerate(CHOICE.split("\n"), 1) if "optimizer.step()" in text}
