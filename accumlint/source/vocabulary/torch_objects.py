@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -236,7 +237,22 @@ def parameters(state: Machine, call: Call) -> Value | None:
     if role_of(state, owner) is not Role.MODEL and not (isinstance(owner, Opaque) and not owner.forwards):
         return None
     as_actor(state, owner, Role.MODEL)
+    _adopt_given(state, call.node.func, owner)
     return Stream("parameters", (owner,), text=state.recorder.text(call.node))
+
+
+def _adopt_given(state: Machine, function: ast.expr, given: Value) -> None:
+    """`model.get_input_embeddings().parameters()`: what a model's method gives is part of the model."""
+    getter = function.value.func if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call) else None
+    if (
+        not isinstance(getter, ast.Attribute)
+        or not getter.attr.startswith("get_")
+        or not isinstance(getter.value, (ast.Name, ast.Attribute))
+    ):
+        return
+    whole = state.force(state.eval(getter.value))
+    if role_of(state, whole) is Role.MODEL and as_actor(state, whole, Role.MODEL) is not None:
+        state.adopt(whole, given)
 
 
 def same_object(state: Machine, call: Call) -> Value | None:

@@ -196,3 +196,23 @@ def test_what_is_spelled_like_a_class_makes_a_model(called: str, makes: bool) ->
     call = ast.parse(called, mode="eval").body
     assert isinstance(call, ast.Call)
     assert names_class(call.func) is makes
+
+
+def test_what_a_model_gives_is_part_of_it(lint: Lint) -> None:
+    main = """
+        import torch
+        from transformers import AutoModel
+
+        def main(args, loader):
+            encoder = AutoModel.from_pretrained(args.name)
+            optimizer = torch.optim.AdamW(encoder.get_input_embeddings().parameters(), lr=args.lr)
+            step = 0
+            for ids, wanted in loader:
+                loss = torch.nn.functional.mse_loss(encoder(ids)[0], wanted) / args.accum_iter
+                loss.backward()
+                if step % args.accum_iter == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                step += 1
+    """
+    assert lint({"main.py": main}) == {("main.py", "ACC306", "if step % args.accum_iter == 0:")}
