@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from accumlint.workers import Lost
 
 SECONDS = 6  # of processor time for one file
-SECONDS_FROM_CALLERS = 4
+SECONDS_FROM_CALLERS = 6
 PATIENCE = 60  # on the clock, for a worker that does not react to that limit
 WORTH_A_WORKER = 60_000  # bytes of training code
 FEW = 20  # files named on a command line

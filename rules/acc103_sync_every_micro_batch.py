@@ -67,7 +67,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         if view.size(window) < 2:
             continue
         for backward in _paid_for(window):
-            if backward.index not in own:
+            if backward.index not in own or _is_thrown_away(view, window, backward):
                 continue
             for forwards in own_forwards(trace, backward).values():
                 model = forwards[-1].model
@@ -91,6 +91,12 @@ def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Fin
         confidence=sureness(trace, begins, backward, model),
         severity=Severity.INFO if model.options & AT_RUN_TIME else None,
     )
+
+
+def _is_thrown_away(view: Boundaries, window: Window, backward: Event) -> bool:
+    """Whether what a backward adds is zeroed before any step: a trial run that fills the memory."""
+    zeros = [event for event in window.of(Kind.ZERO) if event.index > backward.index and view.acts_on(event, window.optimizer)]
+    return window.step is not None and any(zero.index < window.step.index for zero in zeros)
 
 
 def _is_frozen(backward: Event, model: Actor) -> bool:

@@ -37,6 +37,11 @@ AT_THE_END = re.compile(
 )  # flags of a training that is over: one that goes on is rehearsed
 
 
+EVALUATES = re.compile(
+    r"(^|[._])((eval|evaluate|test)(_?only)?|only_?(eval|evaluate|test))$", re.IGNORECASE
+)  # settings of a run that only evaluates
+
+
 class Restart(Exception):
     """Something was learnt that earlier statements should have known."""
 
@@ -184,7 +189,7 @@ class World:
             self.answers[key] = Answer(key, text, False, False, weight)
             return False
         elsewhere = OTHER_HARDWARE.search(text) is not None
-        unlikely = elsewhere or ALONE.search(text) is not None or AT_THE_END.search(text) is not None
+        unlikely = elsewhere or ALONE.search(text) is not None or AT_THE_END.search(text) is not None or EVALUATES.search(text) is not None
         holds = self.forced.get(key, preference and not unlikely)
         self.answers[key] = Answer(key, text, holds, flips and not elsewhere, weight)
         return holds

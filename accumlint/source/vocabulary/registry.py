@@ -8,11 +8,27 @@ from functools import cache
 from types import ModuleType
 
 from accumlint.source.reading.index import Index
-from accumlint.source.vocabulary import bookkeeping, distributed, itertools_words, torch_objects, torch_tensors, torch_training
+from accumlint.source.vocabulary import (
+    bookkeeping,
+    distributed,
+    itertools_words,
+    torch_launch,
+    torch_objects,
+    torch_tensors,
+    torch_training,
+)
 from accumlint.source.vocabulary.base import Vocabulary
 from accumlint.source.vocabulary.project_wrappers import Wrappers, project_wrappers
 
-TORCH = (torch_training, distributed, bookkeeping, torch_objects, itertools_words, torch_tensors)  # in the order in which they are asked
+TORCH = (
+    torch_training,
+    distributed,
+    bookkeeping,
+    torch_objects,
+    torch_launch,
+    itertools_words,
+    torch_tensors,
+)  # in the order in which they are asked
 
 
 @cache

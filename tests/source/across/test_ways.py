@@ -131,3 +131,29 @@ def test_every_choice_of_a_loop_has_its_line(tmp_path: Path) -> None:
     assert module.function == "<module>"
     lines = {event.place.line for trace in module.traces(2) for event in trace.of(Kind.STEP)}
     assert lines == {line for line, text in enumerate(CHOICE.split("\n"), 1) if "optimizer.step()" in text}
+
+
+TRIAL = """\
+import torch
+import torch.nn.functional as F
+
+
+def train(net, loader, longest, accum):
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(9):
+        F.cross_entropy(model(longest), longest).backward()
+        model.zero_grad()
+        for i, (x, y) in enumerate(loader):
+            with model.no_sync() if (i + 1) % accum else nullcontext():
+                (F.cross_entropy(model(x), y) / accum).backward()
+            if (i + 1) % accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+
+
+def test_gradients_of_a_trial_run_are_thrown_away(lint: Lint) -> None:
+    assert "ACC103" not in {each[1] for each in lint({"main.py": TRIAL})}
+    kept = TRIAL.replace("        model.zero_grad()\n", "")
+    assert "ACC103" in {each[1] for each in lint({"main.py": kept})}
