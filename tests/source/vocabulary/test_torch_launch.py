@@ -50,7 +50,7 @@ def main(args, loader, net):
     model = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if args.{flag}:
-        print(model.state_dict())
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "it.pt")
     if args.{flag}:
         return
     for i, (x, y) in enumerate(loader):
