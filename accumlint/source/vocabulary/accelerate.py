@@ -42,6 +42,7 @@ from accumlint.source.vocabulary.accelerate_state import (
     make_plugin,
     prepared_object,
     remember,
+    takes_parts,
 )
 from accumlint.source.vocabulary.base import Attribute, Handler, as_actor, last_name, raw_module, receiver_of, role_of
 from accumlint.source.vocabulary.engines import division
@@ -64,6 +65,7 @@ KINDS = {
     "save_state": {Kind.SAVE},
 }
 GATED = "gated"
+PARTS = "window-within-batch"  # a fact: an entry for each part of a batch, though the loader's last batch ends windows
 HELD_BACK = "step-held-back"  # a fact: a boundary by hand at which the engine ignores the step
 
 
@@ -164,6 +166,8 @@ def accumulate(state: Machine, call: Call) -> Value | None:
             return False
         engine.entered = True
         _announce(machine, engine, values, call.spread, call.node)
+        if takes_parts(machine, engine, call.node):
+            machine.recorder.fact(PARTS, call.node)
         return not engine.shared.sync and not engine.each_batch
 
     return _holding_back(call, values, begins)

@@ -13,10 +13,11 @@ from accumlint.source.reading.nodes import every, walk
 from accumlint.source.rehearsal.values import Items, Known, Mapping, Opaque, Root, Stream, Thing, Value, actor_of, make_actor
 from accumlint.source.vocabulary.base import last_name
 from accumlint.source.vocabulary.engines import ONE, accumulation, literal_of
-from accumlint.trace import Actor, Role, Wrapper
+from accumlint.trace import Actor, Kind, Role, Wrapper
 
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
+    from accumlint.source.rehearsal.record import OpenTurn
     from accumlint.source.rehearsal.state import Call
 
 NAME = re.compile(r"^_?(\w+_)?(accelerator|accel)$", re.IGNORECASE)
@@ -45,6 +46,7 @@ class Engine:
     k: Known  # 1 where it was given none
     shared: Gradients
     known: bool = True  # its making was followed, so that its K is known
+    made_here: bool = True  # its arguments stand in the code
     scaler: Actor | None = None  # fp16 stands in the code
     may_scale: Actor | None = None  # fp16 may be chosen at launch or by a setting
     wrapper: Wrapper = Wrapper.DDP
@@ -73,7 +75,9 @@ def gradients(state: Machine) -> Gradients:
 def make(state: Machine, call: Call) -> Thing:
     """`Accelerator(…)`."""
     engine = Engine(make_actor(Role.ENGINE, "accelerator"), _given_k(state, call), gradients(state))
+    plugin = state.force(call.keywords["gradient_accumulation_plugin"]) if "gradient_accumulation_plugin" in call.keywords else None
     engine.known = not call.spread or engine.accumulates
+    engine.made_here = not call.spread and (plugin is None or isinstance(plugin, Thing))
     precision = state.force(call.keywords["mixed_precision"]) if "mixed_precision" in call.keywords else None
     chosen = isinstance(precision, Known) and precision.value is not None
     if chosen and isinstance(precision, Known) and precision.value == "fp16":
@@ -82,7 +86,6 @@ def make(state: Machine, call: Call) -> Thing:
         engine.may_scale = Actor(state.uid(), "accelerator.scaler", Role.SCALER, known=True)
     if {"fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin"} & call.keywords.keys() or state.index.identifiers & OTHER_WRAPPERS:
         engine.wrapper = Wrapper.UNKNOWN
-    plugin = state.force(call.keywords["gradient_accumulation_plugin"]) if "gradient_accumulation_plugin" in call.keywords else None
     if isinstance(plugin, Thing):
         engine.with_loader = _flag(state, plugin.attributes.get("sync_with_dataloader"), True)
         engine.each_batch = _flag(state, plugin.attributes.get("sync_each_batch"), False)
@@ -139,7 +142,7 @@ def _by_name(state: Machine, owner: Opaque, name: str, accumulates: bool) -> Eng
         if accumulates:
             state.world.knowledge.learn_accumulation(root)
         k = Known(state.world.k, frozenset({root}), root) if accumulates else ONE
-        known = Engine(make_actor(Role.ENGINE, name, known=False), k, gradients(state), known=accumulates)
+        known = Engine(make_actor(Role.ENGINE, name, known=False), k, gradients(state), known=accumulates, made_here=False)
         state.memory[(KEY, "named", name)] = state.memory[(KEY, known.actor.uid)] = known
     owner.actor = known.actor
     return known
@@ -225,11 +228,29 @@ def _words(value: Value | None) -> set[str]:
 # Where a loader ends.
 def ends_loader(state: Machine) -> bool:
     """Whether the innermost prepared loader that is gone over is at its last batch."""
+    turn = _turn_of_loader(state)
+    return turn is not None and turn.last and not turn.endless
+
+
+def takes_parts(state: Machine, engine: Engine, node: ast.AST) -> bool:
+    """Whether this `accumulate` is entered again for one batch of a prepared loader whose last batch ends a window."""
+    turn = _turn_of_loader(state)
+    if turn is None or turn is state.recorder.turns[-1] or not (engine.with_loader and engine.made_here):
+        return False
+    if state.index.identifiers & {"sync_with_dataloader", "end_of_dataloader", "IterableDataset"}:  # or there is no last batch
+        return False
+    key, now, events = (KEY, "entered", id(node)), (turn.line, turn.index, turn.entry), state.recorder.events
+    before, count = state.memory.get(key, (None, 0))
+    state.memory[key] = now, len(events)
+    return bool(before == now) and any(event.kind is Kind.BACKWARD for event in events[count:])
+
+
+def _turn_of_loader(state: Machine) -> OpenTurn | None:
     for turn in reversed(state.recorder.turns):
         loader = _loader_of(state, turn.source)
         if loader is not None and is_prepared(state, loader):
-            return turn.last and not turn.endless
-    return False
+            return turn
+    return None
 
 
 def _loader_of(state: Machine, value: Value | None) -> Value | None:

@@ -180,3 +180,30 @@ def test_a_table_of_models_is_not_wrapped_as_a_whole(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert "ACC108" not in [finding.code for finding in lint_file(str(path))]
+
+
+PARTS = """
+for part in batch.chunk(4):
+    with accelerator.accumulate(a, b):
+        accelerator.backward(b(a(part)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+COUNTED = "gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=args.k, sync_with_dataloader=False)"
+
+
+@pytest.mark.parametrize(
+    ("body", "settings", "expected"),
+    [
+        (PARTS, "gradient_accumulation_steps=args.k", ["ACC320"]),
+        (PARTS, "gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=args.k)", ["ACC320"]),
+        (PARTS, COUNTED, []),
+        (PARTS, "gradient_accumulation_plugin=args.plugin", []),
+        (PARTS, "**args.accelerate", []),
+        ("stream: torch.utils.data.IterableDataset = batch" + PARTS, "gradient_accumulation_steps=args.k", []),
+        (in_window(UPDATE), "gradient_accumulation_steps=args.k", []),
+    ],
+    ids=["parts", "plugin", "count alone", "unknown plugin", "unknown settings", "no last batch", "whole batches"],
+)
+def test_parts_of_the_last_batch_are_updates_of_their_own(tmp_path: Path, body: str, settings: str, expected: list[str]) -> None:
+    assert found(tmp_path, body, settings) == expected
