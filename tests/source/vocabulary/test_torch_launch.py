@@ -63,4 +63,4 @@ def main(args, loader, net):
 
 def test_a_run_that_only_evaluates_is_not_the_one_that_trains(lint: Lint) -> None:
     for flag in ("eval", "evaluate", "test_only"):
-        assert {each[1] for each in lint({"main.py": EVALUATES.format(flag=flag)})} == {"ACC103"}
+        assert {each[1] for each in lint({"main.py": EVALUATES.replace("{flag}", flag)})} == {"ACC103"}
