@@ -27,7 +27,8 @@ optimizer.zero_grad()
 A window without a step whose gradients are still there at the next window's first backward.
 
 ## When it is silent
-- The skipping branch zeroes the gradients itself, or the next window does so before its first backward.
+- The skipping branch zeroes the gradients itself, the same condition did so before, or the next window does so before its first
+  backward.
 - The branch raises or ends the loop.
 - No step of the loop is followed by a zero (ACC303 says that).
 
@@ -83,7 +84,7 @@ def _is_the_boundary(trace: Trace, skip: Event) -> bool:
 
 def _cleared(boundaries: Boundaries, trace: Trace, window: Window, skip: Event) -> bool:
     """Whether some zero before the next backward is outside what the skip leaves out."""
-    if "zeroes" in skip.options:
+    if "zeroes" in skip.options or _cleared_before(trace, skip):
         return True
     end = _next_backward(trace, skip)
     zeros = [one for one in trace.of(Kind.ZERO) if skip.index < one.index < end and boundaries.acts_on(one, window.optimizer)]
@@ -91,6 +92,15 @@ def _cleared(boundaries: Boundaries, trace: Trace, window: Window, skip: Event) 
         return True
     inside = [skip.guard is not None and any(guard.place == skip.guard.place for guard in one.guards) for one in zeros]
     return skip.leaves == "branch" and any(inside) and not all(inside)
+
+
+def _cleared_before(trace: Trace, skip: Event) -> bool:
+    """Whether the same condition zeroed the gradients earlier in the micro-batch."""
+    return skip.guard is not None and any(
+        one.guard is not None and "zeroes" in one.options and one.guard.text in skip.guard.text
+        for one in trace.of(Kind.SKIP)
+        if one.micro_batch == skip.micro_batch and one.index < skip.index
+    )
 
 
 def _next_backward(trace: Trace, skip: Event) -> int:

@@ -216,11 +216,14 @@ class Conditions(State):
             holds = self.index.keeps_books(node.body)
             return self._guarded(node, node.body if holds else node.orelse, test, holds)
         normal_holds = not leaves if bool(leaves) != bool(other_leaves) else len(kinds) >= len(other)
+        discards = (kinds or other) == {Kind.ZERO} and not (leaves or other_leaves or (kinds and other))
+        if discards:
+            normal_holds = not kinds  # what throws gradients away is not what trains
         taken, left = (kinds, other) if normal_holds else (other, kinds)
         off = leaves if not normal_holds else other_leaves
         skipped = (taken - left) | (after if off else frozenset())
         kept, passed = (node.body, node.orelse) if normal_holds else (node.orelse, node.body)
-        if not (skipped or off):
+        if not (skipped or off or discards):
             return self._guarded(node, kept, test, normal_holds)
         how = sorted(off)[0] if off else "branch"
         with self.recorder.passed_over(self.note_skip(node, test, skipped, how, passed, [*kept, *(rest if off else ())])):
