@@ -201,7 +201,12 @@ def construct(state: Machine, cls: Class, call: Call) -> Value | None:
         return optimizer(state, call)
     if any(SCHEDULER_CLASS.search(name.rsplit(".", 1)[-1]) for name in names):
         return scheduler(state, call)
-    if LOSS_WORDS.search(cls.node.name):
+    bases = (
+        base.node.name if isinstance(base, Class) else base.path or base.text
+        for base in cls.ancestry()
+        if isinstance(base, (Class, Opaque))
+    )
+    if LOSS_WORDS.search(cls.node.name) and not any("pretrained" in name.lower() for name in bases):
         return Instance(cls)
     forward = cls.find("forward")
     if any(MODULE_BASES.search(name) for name in names) or (isinstance(forward, Function) and names):

@@ -349,3 +349,34 @@ KEPT = """
 @pytest.mark.parametrize(("labels", "codes"), [("pass", set()), ("labels[lengths == 0] = -100", {"ACC201"})])
 def test_an_index_to_ignore_that_nothing_makes(lint: Lint, labels: str, codes: set[str]) -> None:
     assert {code for _, code, _ in lint({"main.py": KEPT.format(labels=labels)})} == codes
+
+
+NAMED = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from transformers import PreTrainedModel
+
+    class BertForPreTrainingLossMask(PreTrainedModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.head = nn.Linear(8, 8)
+
+        def forward(self, ids, mask):
+            losses = F.cross_entropy(self.head(ids), ids, reduction="none")
+            return (losses * mask.ne(0)).sum() / mask.ne(0).sum()
+
+    def main(args, loader):
+        model = BertForPreTrainingLossMask.from_pretrained(args.name)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert len(loader) % args.accum == 0
+        for step, (ids, mask) in enumerate(loader):
+            (model(ids, mask) / args.accum).backward()
+            if (step + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+
+
+def test_a_pretrained_model_named_after_its_loss(lint: Lint) -> None:
+    assert {code for _, code, _ in lint({"main.py": NAMED})} == {"ACC201"}
