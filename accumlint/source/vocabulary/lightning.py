@@ -194,6 +194,7 @@ def _k_of_trainer(state: Machine) -> Known:
         return ONE
     if given is None:
         root = Root(("lightning K",), f"trainer.{K_NAME}")
+        state.world.knowledge.learn_accumulation(root)
         return Known(state.world.k, frozenset({root}), root)
     return accumulation(state, state.eval(given), given, K_NAME)
 

@@ -140,3 +140,17 @@ def test_the_strategy_chooses_the_wrapper(options: str, wrapper: Wrapper, option
 def test_the_context_switches_off_all_but_the_boundary() -> None:
     [trace] = traces(FABRIC.format(options="strategy='ddp', devices=2"))
     assert [backward.sync for backward in trace.windows()[0].backwards] == [False, False, True]
+
+
+@pytest.mark.parametrize("spelled", ["self.trainer.accumulate_grad_batches", "self.hparams.accumulate_grad_batches"])
+def test_a_module_without_its_trainer_divides_by_the_same_k(spelled: str) -> None:
+    """A third by hand and a third by the Trainer make a ninth of each target."""
+    script = dedent(MODULE).split("trainer =")[0].format(mode="", body=f"return loss / {spelled}")
+    source = parse(script.encode(), "net.py")
+    assert isinstance(source, Source)
+    (rehearsal,) = rehearsals(source)
+    trace = rehearsal.traces(3)[0]
+    weights = {event.weight.share for event in trace.of(Kind.BACKWARD) if event.weight is not None}
+    assert weights == {Fraction(1, 9)}
+    assert trace.accumulation is not None
+    assert trace.accumulation.text.endswith("accumulate_grad_batches")
