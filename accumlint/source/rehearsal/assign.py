@@ -89,7 +89,7 @@ class Assignments(State):
 
     def _set_attribute(self, target: ast.Attribute, value: Value) -> None:
         owner = self.force(self.eval(target.value))
-        if self.set_training_attribute(owner, target, value):
+        if self.set_training_attribute(owner, target, value) or self._is_a_default(owner, value):
             return
         if isinstance(owner, (Instance, Thing, Opaque)):
             self.write(owner.attributes, target.attr, value)
@@ -97,6 +97,11 @@ class Assignments(State):
             self.write(owner.members, target.attr, value)
         elif isinstance(owner, Mapping):
             self.write(owner.items, target.attr, value)
+
+    def _is_a_default(self, owner: Value, value: Value) -> bool:
+        """Whether a module of the project only says what a setting is unless told otherwise: `_C.SOLVER.ACCUMULATE = False`."""
+        top = self.frame.parent is None and self.frame.function is None and self.frame is not self.globals
+        return top and isinstance(owner, Opaque) and isinstance(value, Known) and isinstance(value.value, bool)
 
     def set_training_attribute(self, owner: Value, target: ast.Attribute, value: Value) -> bool:
         """Assignments that are events: the sync flag, `.grad = …`. Returns whether it was one."""

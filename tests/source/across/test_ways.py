@@ -157,3 +157,38 @@ def test_gradients_of_a_trial_run_are_thrown_away(lint: Lint) -> None:
     assert "ACC103" not in {each[1] for each in lint({"main.py": TRIAL})}
     kept = TRIAL.replace("        model.zero_grad()\n", "")
     assert "ACC103" in {each[1] for each in lint({"main.py": kept})}
+
+
+DEFAULTS = """\
+from yacs.config import CfgNode as CN
+
+_C = CN()
+_C.SOLVER = CN()
+_C.SOLVER.ACCUMULATE_STEPS = 1
+_C.SOLVER.ACCUMULATE_GRAD = False
+"""
+CONFIGURED = """\
+import torch
+import torch.nn.functional as F
+from defaults import _C as cfg
+
+
+def train(net, loader):
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i, (x, y) in enumerate(loader):
+        F.cross_entropy(model(x), y).backward()
+        if not cfg.SOLVER.ACCUMULATE_GRAD:
+            optimizer.step()
+            optimizer.zero_grad()
+        elif (i + 1) % cfg.SOLVER.ACCUMULATE_STEPS == 0:
+            for p in model.parameters():
+                p.grad.div_(cfg.SOLVER.ACCUMULATE_STEPS)
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_what_a_table_of_settings_says_is_only_the_default(lint: Lint) -> None:
+    found = lint({"main.py": CONFIGURED, "defaults.py": DEFAULTS})
+    assert found == {("main.py", "ACC103", "F.cross_entropy(model(x), y).backward()")}
