@@ -28,6 +28,7 @@ from accumlint.trace import Event, Guard, Kind
 PERSONAL = ("loss", "data", "memory", "clock", "rank")
 WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"})
 RANK_NAME = re.compile(r"(^|_)(rank|get_rank)$|^rank_?(id)?$", re.IGNORECASE)
+EXITS = frozenset({("sys", "exit"), ("os", "_exit")})
 LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
@@ -370,16 +371,20 @@ def ways_out(body: Sequence[ast.stmt]) -> set[str]:
     last = body[-1]
     if isinstance(last, LEAVING):
         return {type(last).__name__.lower()}
-    if (
-        isinstance(last, ast.Expr)
-        and isinstance(last.value, ast.Call)
-        and ast.unparse(last.value.func) in {"sys.exit", "exit", "quit", "os._exit"}
-    ):
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and _ends_run(last.value.func):
         return {"raise"}
     if isinstance(last, ast.If) and last.orelse:
         first, second = ways_out(last.body), ways_out(last.orelse)
         return first | second if first and second else set()
     return set()
+
+
+def _ends_run(function: ast.expr) -> bool:
+    """Whether a call ends the run: `exit()`, `sys.exit(1)`."""
+    if isinstance(function, ast.Name):
+        return function.id in {"exit", "quit"}
+    owner = function.value if isinstance(function, ast.Attribute) else None
+    return isinstance(function, ast.Attribute) and isinstance(owner, ast.Name) and (owner.id, function.attr) in EXITS
 
 
 def _is_below(node: ast.AST) -> bool:

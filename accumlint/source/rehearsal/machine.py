@@ -444,20 +444,28 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             self.recorder.emit(Kind.RETAIN, node, forwards=tuple(sorted(value.forwards)))
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
-        plain = isinstance(target, (ast.Name, ast.Attribute)) and not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
-        if plain and isinstance(value, Opaque) and value.actor is None:
-            value.text = self.recorder.text(target)
-        value = super()._named(target, node, value)
-        made = terminal(node.func) if isinstance(node, ast.Call) and isinstance(value, Thing) else None
-        if isinstance(value, Instance):
-            made = value.cls.node.name
-        if isinstance(value, (Thing, Instance)) and value.actor is not None and value.actor.name == made:
-            value.actor = replace(value.actor, name=self.recorder.text(target))
-        if not isinstance(value, Opaque) or not isinstance(target, (ast.Name, ast.Attribute)):
+        direct = isinstance(target, (ast.Name, ast.Attribute))
+        if isinstance(value, Opaque):
+            if direct and value.actor is None and not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+                value.text = self.recorder.text(target)
+            value = super()._named(target, node, value)
+        else:
+            value = super()._named(target, node, value)
+            if isinstance(value, (Thing, Instance)):
+                self._name_actor(target, node, value)
+        if not isinstance(value, Opaque) or not direct:
             return value
         name = self.recorder.text(target)
         self._name_loss(value, name, node)
         return value
+
+    def _name_actor(self, target: ast.expr, node: ast.expr, value: Thing | Instance) -> None:
+        """An object that goes by the name of its class takes that of the variable."""
+        made = terminal(node.func) if isinstance(node, ast.Call) else None
+        if isinstance(value, Instance):
+            made = value.cls.node.name
+        if value.actor is not None and value.actor.name == made:
+            value.actor = replace(value.actor, name=self.recorder.text(target))
 
     def _name_loss(self, value: Opaque, name: str, node: ast.AST) -> None:
         """`_, loss = model(x, y)`: what a model returns under this name is its mean loss."""

@@ -24,6 +24,7 @@ from accumlint.source.rehearsal.values import (
     Key,
     Known,
     Module,
+    NestedKey,
     Opaque,
     Partial,
     Phi,
@@ -174,7 +175,7 @@ class State:
         self.yield_roots: list[Root] = []  # what bounds the loops that yield, in the generator being collected
         self.loss_calls: dict[int, ast.Call] = {}  # by the id of a function, its last call of one that forms a loss
         self.pieces: dict[int, str] = {}  # what the loops over the micro-batches of one window go over, by line
-        self.keys: dict[Key, Key] = {}  # of the values that were named so far
+        self.keys: dict[int, NestedKey] = {}  # of the values that were named so far
         self.names_of_data: dict[Key, str] = {}  # of the tensors that were summed or multiplied by
         self.identities: dict[str, Data] = {}  # what those names stand for
         self.batch_counts: set[Key] = set()  # settings that a loader's length divides: `epochs = ceil(steps / len(loader))`
@@ -418,7 +419,7 @@ class State:
         store[key] = value
 
     def key(self, *values: Value) -> Key:
-        return tuple(key_of(value) for value in values)
+        return tuple([key_of(value) for value in values])
 
     @staticmethod
     def boolean(value: bool, source: Value | None = None) -> Known:

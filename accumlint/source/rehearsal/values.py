@@ -23,16 +23,19 @@ class NestedKey(tuple[Any, ...]):
         return self.number
 
 
-def nested_key(parts: Key, known: dict[Key, Key]) -> Key:
+def nested_key(parts: Key, known: dict[int, NestedKey]) -> Key:
     """The one key of these parts, so that comparing keys of any depth compares their own parts only."""
     try:
-        found = known.get(parts)
+        number = place = hash(parts)
     except TypeError:  # a slice is part of it
         return parts
+    found = known.get(place)
+    while found is not None and found != parts:
+        place += 1
+        found = known.get(place)
     if found is None:
-        found = NestedKey(parts)
-        found.number = hash(parts)
-        known[found] = found
+        found = known[place] = NestedKey(parts)
+        found.number = number
     return found
 
 
