@@ -320,12 +320,13 @@ class Trace:
     @cached_property
     def _windows(self) -> dict[int | None, tuple[tuple[Window, ...], Window | None]]:
         return {
-            None if actor is None else actor.uid: cut_windows(self.events[self._begins(actor) :], actor)
+            None if actor is None else actor.uid: cut_windows(self.events[self.begins(actor) :], actor)
             for actor in (self.optimizers or (None,))
         }
 
-    def _begins(self, optimizer: Actor | None) -> int:
-        """Where an optimizer's windows begin: after the last step of one made by the same line before it, which never steps again."""
+    def begins(self, optimizer: Actor | None) -> int:
+        """Where an optimizer's windows begin: after the last step of one made by the same line before it, which never steps again,
+        or at its own first zero where such a one never stepped at all."""
         if optimizer is None:
             return 0
         own = next(event for event in self.of(Kind.STEP) if event.concerns(optimizer))
@@ -336,7 +337,17 @@ class Trace:
                 continue
             if any(event.kind in {Kind.FORWARD, Kind.BACKWARD} for event in self.events[last.index : own.index]):
                 begins = max(begins, last.index + 1)
-        return begins
+        return max(begins, self._first_zero(optimizer, own))
+
+    def _first_zero(self, optimizer: Actor, step: Event) -> int:
+        """The optimizer's first zero before its first step, where one that is gone by then was zeroed by the same line."""
+        own = next((event for event in self.of(Kind.ZERO) if any(target.uid == optimizer.uid for target in event.targets)), None)
+        if own is None or own.index > step.index:
+            return 0
+        before, after = set[int](), set[int]()
+        for event in self.of(Kind.ZERO, Kind.STEP):
+            (before if event.place == own.place and event.index < own.index else after).update(target.uid for target in event.targets)
+        return own.index if any(uid < optimizer.uid for uid in before - after) else 0
 
     def windows(self, optimizer: Actor | None = None) -> tuple[Window, ...]:
         """The complete windows of one optimizer (of the first, when none is named)."""

@@ -46,7 +46,8 @@ def _time_of(trace: Trace, optimizer: Actor) -> tuple[int, int]:
     if not own:
         return -1, -1
     same_module = (spans[other.uid] for other in trace.optimizers if other.base is not None and other.base == optimizer.base)
-    return max((steps[-1] for steps in same_module if steps and steps[-1] < own[0]), default=-1), own[-1]
+    begun = max((steps[-1] for steps in same_module if steps and steps[-1] < own[0]), default=-1)
+    return max(begun, trace.begins(optimizer) - 1), own[-1]
 
 
 def _steps(trace: Trace, optimizer: Actor) -> tuple[int, ...]:

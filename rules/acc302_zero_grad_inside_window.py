@@ -35,7 +35,7 @@ Gradients that a backward of this window wrote are cleared before any step has r
 - What is cleared are the leftovers of an epoch that ended inside a window (ACC307).
 - It clears another optimizer's parameters, or what another optimizer's loss left behind.
 - The gradients were copied before (per-sample clipping).
-- It runs only on a condition on data, such as a loss that is not finite.
+- It runs only on a condition on data, such as a loss that is not finite, or clears only parameters that are picked by their names.
 
 ## References
 - PyTorch, `torch.optim.Optimizer.zero_grad`: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
@@ -43,6 +43,7 @@ Gradients that a backward of this window wrote are cleared before any step has r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
@@ -52,6 +53,7 @@ from accumlint.trace import Event, Kind, Place, Trace, Window
 from accumlint.weight import Quantity
 
 CODE = "ACC302"
+BY_NAME = re.compile(r"""['"] (not )?in \w|\.(starts|ends)with\(['"]""")
 COPIED = "copied"  # the gradients were read into something else first
 CLOSURE = "closure"  # the step's own closure begins its evaluation anew
 
@@ -76,7 +78,7 @@ def _clearings(view: Boundaries, window: Window) -> Iterator[Event]:
     for event in window.of(Kind.ZERO):
         if window.step is None or event.index > window.step.index:
             return
-        if {GATED, COPIED, CLOSURE} & event.options or _of_its_own_accord(view, window, event):
+        if {GATED, COPIED, CLOSURE} & event.options or _of_its_own_accord(view, window, event) or _of_some(event):
             continue
         if view.acts_on(event, window.optimizer):
             yield event
@@ -86,6 +88,11 @@ def _of_its_own_accord(view: Boundaries, window: Window, zero: Event) -> bool:
     """Whether the data decide about the clearing alone: not where the same condition holds for the backwards as well."""
     shared = [{guard.place for guard in one.guards} for one in view.own(window)]
     return any(guard.cause == "data" and not all(guard.place in places for places in shared) for guard in zero.guards)
+
+
+def _of_some(zero: Event) -> bool:
+    """Whether only parameters of some names are cleared, so that they are not updated: `if "head" in name: p.grad = None`."""
+    return ".grad" in zero.text and any(BY_NAME.search(guard.text) for guard in zero.guards)
 
 
 def _kept(view: Boundaries, window: Window) -> tuple[Event, ...]:

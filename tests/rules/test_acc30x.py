@@ -678,3 +678,21 @@ def test_a_step_before_any_backward() -> None:
 
     loop.first = first
     assert not codes(acc306, loop.run())
+
+
+def test_an_optimizer_that_never_stepped_and_is_made_anew_leaves_nothing() -> None:
+    build = Builder()
+    model = build.model()
+    build.fact("means-to-accumulate")
+    for steps in (False, True):
+        optimizer = build.optimizer(model)
+        for _ in range(3):
+            build.data()
+            build.zero(optimizer, 40)
+            build.backward(build.forward(model))
+            build.clip(model)
+            if steps:
+                build.step(optimizer)
+    trace = build.trace(k=None)
+    assert not list(acc304.check(trace))
+    assert [len(window.backwards) for window in trace.windows(optimizer)] == [1, 1, 1]
