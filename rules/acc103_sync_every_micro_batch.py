@@ -94,9 +94,14 @@ def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Fin
 
 
 def _is_thrown_away(view: Boundaries, window: Window, backward: Event) -> bool:
-    """Whether what a backward adds is zeroed before any step: a trial run that fills the memory."""
-    zeros = [event for event in window.of(Kind.ZERO) if event.index > backward.index and view.acts_on(event, window.optimizer)]
-    return window.step is not None and any(zero.index < window.step.index for zero in zeros)
+    """Whether what a backward adds is always zeroed before any step: a trial run that fills the memory."""
+    around = {(guard.place, guard.holds) for guard in backward.guards}
+    return window.step is not None and any(
+        backward.index < zero.index < window.step.index
+        and view.acts_on(zero, window.optimizer)
+        and all((guard.place, guard.holds) in around for guard in zero.guards)
+        for zero in window.of(Kind.ZERO)
+    )
 
 
 def _is_frozen(backward: Event, model: Actor) -> bool:
