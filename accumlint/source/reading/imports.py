@@ -128,12 +128,20 @@ class Imports:
                 folder = os.path.dirname(folder)
             return self.below(folder, parts)
         packages = None
-        for root in self.roots(folder):
+        for root in (*self.roots(folder), *self._holders(folder, parts[:1])):
             found = self.below(root, parts)
             if found is not None and not found.endswith(os.sep) and found != besides:
                 return found
             packages = packages or (found if found != besides else None)
         return packages
+
+    def _holders(self, folder: str, first: Sequence[str]) -> tuple[str, ...]:
+        """Where nothing marks the project's root: the folder that holds the package without `__init__.py` of that name round this one."""
+        top = self.folders.root(folder)
+        if self.folders.names(top) & MARKERS or not first or first[0] not in top.split(os.sep)[1:]:
+            return ()
+        path = top.split(os.sep)
+        return (os.sep.join(path[: len(path) - 1 - path[::-1].index(first[0])]) or os.sep,)
 
     def below(self, folder: str, parts: Sequence[str]) -> str | None:
         """The file of a module below a folder, by the parts of its name."""

@@ -214,6 +214,8 @@ def _sequence(state: Calls, call: Call) -> Value:
         return Items(list(source.items), kind, source.open, source.length, data=source.data)
     if isinstance(source, Stream) and source.kind == "generator":
         return _collected(state, source, kind, call)
+    if kind == "set" and isinstance(source, Opaque) and not (source.born or source.forwards or source.causes):
+        return state.opaque(("set", source.key), source.text, source)  # of numbers of steps, or of names: no batch of data
     opened, root = state.openness(source, call.node)
     ranged = isinstance(source, Stream) and source.kind == "range"
     items = state.each(source, call.node, 1 if opened else None)

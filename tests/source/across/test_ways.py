@@ -192,3 +192,30 @@ def train(net, loader):
 def test_what_a_table_of_settings_says_is_only_the_default(lint: Lint) -> None:
     found = lint({"main.py": CONFIGURED, "defaults.py": DEFAULTS})
     assert found == {("main.py", "ACC103", "F.cross_entropy(model(x), y).backward()")}
+
+
+MARKED = """\
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+def train(net, loader, accum, marks):
+    model = torch.nn.parallel.DistributedDataParallel(net, static_graph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probes = set((np.linspace(0, 1, marks) * len(loader)).astype(int) * accum)
+    for i, (x, y) in enumerate(loader):
+        if i in probes:
+            F.cross_entropy(model(x), y).backward()
+            model.zero_grad()
+        (F.cross_entropy(model(x), y) / accum).backward()
+        if (i + 1) % accum == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_a_set_of_numbers_of_steps_is_the_same_on_every_rank(lint: Lint) -> None:
+    assert "ACC105" not in {each[1] for each in lint({"main.py": MARKED})}
+    split = MARKED.replace("probes = set((np.linspace(0, 1, marks) * len(loader)).astype(int) * accum)", "probes = 0")
+    assert "ACC105" in {each[1] for each in lint({"main.py": split.replace("if i in probes:", "if x.sum() > probes:")})}

@@ -172,3 +172,13 @@ def test_names(tree: Tree, statement: str, expected: Definition | None) -> None:
         choice="try:\n    from engine import fit\nexcept ImportError:\n    from facade import Adam as fit\n",
     )
     assert meant(root, statement) == expected
+
+
+def test_a_package_without_init_is_found_from_inside_where_nothing_marks_the_root(tmp_path: Path) -> None:
+    for name in ("work/seq/train/trainer.py", "work/seq/train/parts.py", "work/seq/data.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    imports = Imports()
+    assert imports.module(str(tmp_path / "work/seq/train/trainer.py"), "seq.train.parts") == str(tmp_path / "work/seq/train/parts.py")
+    assert imports.module(str(tmp_path / "work/seq/train/trainer.py"), "seq.data") == str(tmp_path / "work/seq/data.py")
+    assert imports.module(str(tmp_path / "work/seq/train/trainer.py"), "other.data") is None
