@@ -91,7 +91,13 @@ def _steps_too_often(view: Boundaries, windows: tuple[Window, ...], zeros: list[
     divided = all(one.weight is not None and one.weight.power(Quantity.ACCUMULATION) < 0 for one in added)
     steps = [window.step.index for window in windows if window.step is not None]
     cleared = [any(step < zero < following for zero in zeros) for step, following in pairwise(steps)]
-    return divided and any(cleared) and all(view.size(window) == 1 for window in windows)
+    return divided and (any(cleared) or len(steps) < _most(added)) and all(view.size(window) == 1 for window in windows)
+
+
+def _most(backwards: list[Event]) -> float:
+    """The K that divides the losses: a run that ends before so many updates may not have come to the zeroing."""
+    weights = [one.weight for one in backwards if one.weight is not None]
+    return max((float(each.value or 0) for weight in weights for each in weight.of(Quantity.ACCUMULATION)), default=0)
 
 
 def _clears_itself(step: Event) -> bool:

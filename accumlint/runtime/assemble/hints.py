@@ -29,6 +29,7 @@ FROM_SOURCE = (
 )
 
 
+COUNTS = frozenset({Quantity.UNITS, Quantity.INPUTS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS})
 INSIDE = "inside"  # of a rehearsed event that lies in a framework's own loop, and is placed at what that calls
 
 
@@ -184,7 +185,9 @@ def _named(factor: Factor, spare: dict[Quantity, list[Factor]], known: frozenset
             return replace(match, quantity=taken, power=factor.power, value=factor.value, guarded=factor.guarded or match.guarded)
     for quantity, left in spare.items():
         if quantity is not Quantity.SCALE and len(left) == 1 and (left[0].power > 0) == (factor.power > 0):
-            return replace(left.pop(), quantity=factor.quantity, power=factor.power, value=factor.value, guarded=factor.guarded)
+            by_chance = quantity is Quantity.ACCUMULATION and factor.quantity in COUNTS  # a K that is as large as the count of targets
+            taken = quantity if by_chance else factor.quantity
+            return replace(left.pop(), quantity=taken, power=factor.power, value=factor.value, guarded=factor.guarded)
     return factor
 
 

@@ -367,12 +367,13 @@ def _renumbered(events: list[Event]) -> tuple[Event, ...]:
 
 def _accumulation(machine: Machine, events: tuple[Event, ...], entry: FunctionNode | None) -> Accumulation | None:
     """K as the source spells it: the setting that was found to be K, the one that divides the loss first."""
-    known = machine.world.knowledge.accumulations
+    knowledge = machine.world.knowledge
+    known = {key: root for key, root in knowledge.accumulations.items() if not knowledge.is_other_setting(root)}
     for event in events:
         for factor in event.weight.factors if event.weight is not None else ():
             if any(root.text == factor.root for root in known.values()):
                 return Accumulation(factor.root, machine.world.k, factor.place)
-    roots = [root for root in known.values() if root.key in machine.world.knowledge.proven or _is_at_hand(machine.index, root.text, entry)]
+    roots = [root for root in known.values() if root.key in knowledge.proven or _is_at_hand(machine.index, root.text, entry)]
     if roots:
         gating = (root for root in roots if _gates_a_step(root.text, events))
         return Accumulation(next(gating, roots[0]).text, machine.world.k)
