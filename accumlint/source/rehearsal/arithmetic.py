@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accumlint.source.rehearsal.state import State
 
 LARGEST_NUMBER = 10**12
-DEEPEST_KEY = 12  # how far a product is looked for in what a value was computed from
+MOST_KEYS = 40  # of what a value was computed from, in which a product is looked for
 LONGEST_SEQUENCE = 10_000
 WORLD_NAME = re.compile(
     r"world_size|num_processes|n_?gpus?$|num_gpus|dp_size|num_replicas|ddp_world|nprocs|(^|_)world$|dp_degree|data_parallel_size",
@@ -270,12 +270,17 @@ def _mean_of_mask(state: State, base: Opaque, factors: tuple[Factor, ...]) -> tu
 
 def _is_product_with(key: Any, mask: Any) -> bool:
     """Whether a value is the sum of what was multiplied by a mask, perhaps negated, moved or cast on the way."""
-    for _ in range(DEEPEST_KEY):
-        if not isinstance(key, tuple) or len(key) < 3:
-            return False
-        if key[0] == "Mult":
-            return mask in (_plain(key[1]), _plain(key[2])) or _is_product_with(key[1], mask) or _is_product_with(key[2], mask)
-        key = key[1]
+    pending: list[Any] = [key]
+    seen: set[int] = set()
+    while pending and len(seen) < MOST_KEYS:
+        one = pending.pop()
+        if not isinstance(one, tuple) or len(one) < 3 or id(one) in seen:
+            continue
+        seen.add(id(one))
+        factors = one[1:3] if one[0] == "Mult" else one[1:2]
+        if one[0] == "Mult" and any(_plain(factor) == mask for factor in factors):
+            return True
+        pending += factors
     return False
 
 

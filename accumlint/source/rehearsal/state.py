@@ -40,6 +40,7 @@ from accumlint.trace import Kind
 from accumlint.weight import Quantity
 
 DEEPEST_CALL = 14
+MOST_CHOICES = 32  # of a value that hangs on conditions
 SAMPLES = 4  # items of a list that are looked into
 
 
@@ -303,9 +304,7 @@ class State:
 
     def _stake(self, value: Value) -> int:
         """How many kinds of event hang on a choice between functions."""
-        if isinstance(value, Phi):
-            return max(self._stake(value.then), self._stake(value.otherwise))
-        return len(self.index.kinds(value.node)) if isinstance(value, Function) else 0
+        return max((len(self.index.kinds(one.node)) for one in _choices(value) if isinstance(one, Function)), default=0)
 
     @contextmanager
     def supposing(self, condition: Opaque, holds: bool) -> Iterator[None]:
@@ -327,10 +326,12 @@ class State:
             return False  # a criterion that is known before an object that nobody followed
         return not self._is_nothing(phi.then) or self._is_nothing(phi.otherwise)
 
-    def _is_criterion(self, value: Value) -> bool:
-        if isinstance(value, Phi):
-            return self._is_criterion(value.then) or self._is_criterion(value.otherwise)
-        return isinstance(value, Partial) and isinstance(value.function, Opaque) and value.function.path.startswith("torch.nn.functional.")
+    @staticmethod
+    def _is_criterion(value: Value) -> bool:
+        return any(
+            isinstance(one, Partial) and isinstance(one.function, Opaque) and one.function.path.startswith("torch.nn.functional.")
+            for one in _choices(value)
+        )
 
     @staticmethod
     def _is_nothing(value: Value) -> bool:
@@ -426,3 +427,19 @@ class State:
         if isinstance(source, Known) and (source.roots or source.gates):
             return Known(value, source.roots, None, source.gates)
         return TRUE if value else FALSE
+
+
+def _choices(value: Value) -> list[Value]:
+    """What a value can come to, by whatever conditions; of values that hang on many conditions the first ones."""
+    found: list[Value] = []
+    pending, seen = [value], {id(value)}
+    while pending and len(seen) < MOST_CHOICES:
+        one = pending.pop(0)
+        if not isinstance(one, Phi):
+            found.append(one)
+            continue
+        for side in (one.then, one.otherwise):
+            if id(side) not in seen:
+                seen.add(id(side))
+                pending.append(side)
+    return found

@@ -380,3 +380,32 @@ NAMED = """
 
 def test_a_pretrained_model_named_after_its_loss(lint: Lint) -> None:
     assert {code for _, code, _ in lint({"main.py": NAMED})} == {"ACC201"}
+
+
+def test_choices_that_hang_on_many_conditions(lint: Lint) -> None:
+    """Each choice stands in the next one twice: going through all ways to it would double with every condition."""
+    choices = "\n".join(
+        f"        loss_fn = wrapped(loss_fn) if args.flag{at} else either(loss_fn, loss_fn if args.other{at} else None)" for at in range(40)
+    )
+    source = f"""
+    import torch
+    from torch import nn
+
+    def wrapped(one):
+        return one
+
+    def either(one, other):
+        return one if other is None else other
+
+    def main(args, loader, model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss_fn = nn.CrossEntropyLoss()
+{choices}
+        assert len(loader) % args.accum == 0
+        for step, (ids, labels) in enumerate(loader):
+            (loss_fn(model(ids), labels) / args.accum).backward()
+            if (step + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    """
+    assert lint({"main.py": source}) == set()
