@@ -198,7 +198,11 @@ def _content(path: str) -> str:
 
 def _listing(folder: str) -> str:
     with os.scandir(folder) as listing:
-        return digest(*sorted(os.fsencode(entry.name) for entry in listing if entry.name.endswith(".py") or entry.is_dir()))
+        return digest(*sorted(os.fsencode(entry.name) for entry in listing if entry.name.endswith(".py") or _may_be_package(entry)))
+
+
+def _may_be_package(entry: os.DirEntry[str]) -> bool:
+    return entry.name.isidentifier() and entry.name != "__pycache__" and entry.is_dir()
 
 
 def _status(status: os.stat_result) -> list[Any]:

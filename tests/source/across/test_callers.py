@@ -238,6 +238,16 @@ def test_a_caller_that_comes_or_changes_is_looked_at_again(capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("project")
+def test_folders_that_are_no_packages_make_nothing_stale(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    write("main.py", WRAPPED)
+    assert check(capsys, "engine.py") == ["engine.py:7:9:"]
+    for name in ("__pycache__", ".venv", "my-data"):
+        os.mkdir(name)
+    monkeypatch.setattr("accumlint.linter.examine", None)  # whoever looks again fails
+    assert check(capsys, "engine.py") == ["engine.py:7:9:"]
+
+
+@pytest.mark.usefixtures("project")
 def test_whether_alone_or_with_the_whole_project_the_same_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     write("main.py", WRAPPED)
     for arguments in (["."], ["engine.py"], ["."], ["engine.py", "main.py"], ["engine.py"], ["main.py"], ["."], ["engine.py"]):
