@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from accumlint.source.rehearsal.arithmetic import SELECTED, count
+from accumlint.source.rehearsal.arithmetic import SELECTED
+from accumlint.source.rehearsal.counts import count
 from accumlint.source.rehearsal.state import State
 from accumlint.source.rehearsal.values import (
     TRUE,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.reading.facts import terminal
+from accumlint.source.rehearsal.counts import COUNTED, counted, guarded_weight, is_epsilon, sum_of_counts
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
 
@@ -37,9 +37,6 @@ LENGTH_MASK = re.compile(
     re.IGNORECASE,
 )
 TOLD_THE_COUNT = "window-count"  # cause of what a framework's count of the window's targets was given to
-BY_INDEX = "by-index"  # cause of a comparison with the index that losses ignore
-WHOLE = "whole"  # cause of a comparison that selects everything, for all that is seen
-IGNORE_NAME = re.compile(r"ignored?_?(index|id|label|token)", re.IGNORECASE)  # what a loss is told to ignore, if there is any of it
 SELECTED = "selected"  # cause of what a mask left of some data: a different number each time
 
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -398,10 +395,12 @@ def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: 
         return made
     counts = [term for term in terms if term.quantity in {Quantity.UNITS, Quantity.INPUTS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}]
     if counts:
-        made.quantity, made.weight = _count_sum(state, counts, left, right, node)
-        made.guarded = op is ast.Add and (_is_epsilon(left) or _is_epsilon(right))
+        made.quantity, made.weight = sum_of_counts(state, counts, left, right, node)
+        if len({counted(count) for count in counts}) == 1:
+            made.attributes[COUNTED] = Known(counted(counts[0]))
+        made.guarded = op is ast.Add and (is_epsilon(left) or is_epsilon(right))
         if made.guarded:
-            made.weight = _guarded(made.weight)
+            made.weight = guarded_weight(made.weight)
         made.born = frozenset()
         made.reduced = True
     return made
@@ -422,85 +421,3 @@ def _with_terms(state: State, weight: Weight | None, sides: tuple[Value, Value],
             told = (Factor(Quantity.UNKNOWN, -1),) if TOLD_THE_COUNT in side.causes and not own.factors else ()
             terms.append(Term(own.times(*told), state.recorder.text(operand), state.recorder.place(operand)))
     return replace(weight, terms=tuple(terms)) if weight is not None and len(terms) > 1 else weight
-
-
-def _count_sum(state: State, counts: list[Opaque], left: Value, right: Value, node: ast.AST) -> tuple[Quantity, Weight]:
-    """A running count: of one micro-batch when it starts from zero, of the window once a second one is added."""
-    quantities = {count.quantity for count in counts}
-    first = counts[0].quantity or Quantity.UNITS
-    if Quantity.GLOBAL_UNITS in quantities:
-        quantity = Quantity.GLOBAL_UNITS
-    elif len(counts) > 1 or Quantity.WINDOW_UNITS in quantities:
-        quantity = Quantity.WINDOW_UNITS
-    else:
-        quantity = first
-    if quantities == {Quantity.INPUTS}:
-        quantity = Quantity.INPUTS
-    text = state.recorder.text(node)
-    guarded = any(count.guarded for count in counts)
-    uneven = any(is_uneven(count) for count in counts)
-    own = counts[0].weight.factors[0].of if len(counts) == 1 and counts[0].weight is not None and counts[0].weight.factors else ""
-    return quantity, Weight(
-        (Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts), uneven=uneven, of=own),)
-    )
-
-
-def is_uneven(value: Value) -> bool:
-    """Whether a count is of what a comparison of data selects."""
-    if not isinstance(value, Opaque):
-        return False
-    return ("compared" in value.causes and WHOLE not in value.causes) or (
-        value.weight is not None and any(factor.uneven for factor in value.weight.factors)
-    )
-
-
-def selects(state: State, left: Value, right: Value, index: ast.AST) -> frozenset[str]:
-    """A comparison of data selects some of it: a different number each time, and perhaps none; with an index to ignore, if there is any."""
-    if IGNORE_NAME.search(terminal(index)):
-        return frozenset({"compared", "filtered", BY_INDEX} | (set() if state.index.ignores_targets else {WHOLE}))
-    positions = any(isinstance(side, Opaque) and "positions" in side.causes for side in (left, right))
-    if isinstance(right, Known) and positions:
-        return frozenset()
-    return frozenset({"compared"}) if positions else frozenset({"compared", "filtered"})
-
-
-def root_of(*counts: Value) -> str:
-    """Which counting a number goes back to."""
-    for one in counts:
-        if isinstance(one, Opaque) and one.weight is not None:
-            for factor in one.weight.factors:
-                if factor.root:
-                    return factor.root
-    return ""
-
-
-def guard(state: State, value: Opaque, node: ast.AST) -> Opaque:
-    """The same count, which can no longer be zero."""
-    made = state.opaque(("guarded", value.key), state.recorder.text(node), value, quantity=value.quantity, guarded=True, reduced=True)
-    if value.weight is not None:
-        made.weight = _guarded(value.weight)
-    return made
-
-
-def _guarded(weight: Weight) -> Weight:
-    return replace(weight, factors=tuple(replace(factor, guarded=True) for factor in weight.factors))
-
-
-def _is_epsilon(value: Value) -> bool:
-    """Whether a summand keeps a count away from zero: `count + 1e-8`."""
-    if isinstance(value, Known):
-        return isinstance(value.value, (int, float)) and value.value > 0
-    return isinstance(value, Opaque) and _last(value.text).lower() in {"eps", "epsilon"}
-
-
-def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False, of: str = "") -> Opaque:
-    """A number of targets or inputs, as a value that can divide; `of` names the mask whose sum it is."""
-    text = state.recorder.text(node)
-    made = state.opaque(key, text, *parts, quantity=quantity, guarded=guarded, reduced=True)
-    made.forwards = frozenset()
-    made.attached = False
-    root = root_of(*parts) or f"{text}:{getattr(node, 'lineno', 0)}"
-    uneven = any(is_uneven(part) for part in parts)
-    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root, uneven=uneven, of=of),))
-    made.born = frozenset()
-    return made

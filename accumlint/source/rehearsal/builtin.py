@@ -7,7 +7,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.rehearsal.arithmetic import combine, count, guard, is_tensor
+from accumlint.source.rehearsal.arithmetic import combine, is_tensor
+from accumlint.source.rehearsal.counts import count, guard
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from accumlint.source.rehearsal.arithmetic import selects
+from accumlint.source.rehearsal.counts import selects
 from accumlint.source.rehearsal.state import State
 from accumlint.source.rehearsal.values import (
     NO_ROOTS,

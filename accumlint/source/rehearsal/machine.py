@@ -13,9 +13,10 @@ from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.versions import Allowed, allowed
 from accumlint.source.rehearsal.access import bind
-from accumlint.source.rehearsal.arithmetic import BY_INDEX, SELECTED, WHOLE, factors_of
+from accumlint.source.rehearsal.arithmetic import SELECTED, factors_of
 from accumlint.source.rehearsal.calls import Calls
 from accumlint.source.rehearsal.contexts import Contexts
+from accumlint.source.rehearsal.counts import BY_INDEX, WHOLE
 from accumlint.source.rehearsal.evaluate import Expressions
 from accumlint.source.rehearsal.execute import Statements
 from accumlint.source.rehearsal.iterate import Iteration

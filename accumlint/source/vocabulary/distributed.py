@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
-from accumlint.source.rehearsal.arithmetic import root_of
+from accumlint.source.rehearsal.counts import root_of
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,

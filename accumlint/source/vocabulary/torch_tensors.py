@@ -7,18 +7,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.rehearsal.arithmetic import (
-    BY_INDEX,
-    LENGTH_MASK,
-    SAME_SHAPE,
-    SELECTED,
-    count,
-    guard,
-    identity,
-    is_tensor,
-    scale,
-    selects,
-)
+from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, SAME_SHAPE, SELECTED, identity, is_tensor, scale
+from accumlint.source.rehearsal.counts import BY_INDEX, count, guard, selects
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind

@@ -1,0 +1,115 @@
+"""Counts of targets: of a micro-batch, of a window, of all ranks; whether they vary, and whether they can be zero."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from accumlint.source.reading.facts import terminal
+from accumlint.source.rehearsal.values import Known, Opaque, Value
+from accumlint.weight import Factor, Quantity, Weight
+
+if TYPE_CHECKING:
+    from accumlint.source.rehearsal.state import State
+
+COUNTED = "counted"  # where a count was taken
+BY_INDEX = "by-index"  # cause of a comparison with the index that losses ignore
+WHOLE = "whole"  # cause of a comparison that selects everything, for all that is seen
+IGNORE_NAME = re.compile(r"ignored?_?(index|id|label|token)", re.IGNORECASE)  # what a loss is told to ignore, if there is any of it
+
+
+def sum_of_counts(state: State, counts: list[Opaque], left: Value, right: Value, node: ast.AST) -> tuple[Quantity, Weight]:
+    """A running count: of one micro-batch when it starts from zero, of the window once a second one is added."""
+    quantities = {count.quantity for count in counts}
+    first = counts[0].quantity or Quantity.UNITS
+    if Quantity.GLOBAL_UNITS in quantities:
+        quantity = Quantity.GLOBAL_UNITS
+    elif Quantity.WINDOW_UNITS in quantities or (len(counts) > 1 and not _of_one_batch(counts)):
+        quantity = Quantity.WINDOW_UNITS
+    else:
+        quantity = first
+    if quantities == {Quantity.INPUTS}:
+        quantity = Quantity.INPUTS
+    text = state.recorder.text(node)
+    guarded = any(count.guarded for count in counts)
+    uneven = any(is_uneven(count) for count in counts)
+    own = counts[0].weight.factors[0].of if len(counts) == 1 and counts[0].weight is not None and counts[0].weight.factors else ""
+    return quantity, Weight(
+        (Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts), uneven=uneven, of=own),)
+    )
+
+
+def counted(count: Opaque) -> Any:
+    """In which turns of the loops a count was taken."""
+    found = count.attributes.get(COUNTED)
+    return found.value if isinstance(found, Known) else None
+
+
+def _of_one_batch(counts: list[Opaque]) -> bool:
+    """Whether all of them count targets of the same micro-batch, such as those of two heads."""
+    found = {counted(count) for count in counts}
+    return len(found) == 1 and all(found)
+
+
+def is_uneven(value: Value) -> bool:
+    """Whether a count is of what a comparison of data selects."""
+    if not isinstance(value, Opaque):
+        return False
+    return ("compared" in value.causes and WHOLE not in value.causes) or (
+        value.weight is not None and any(factor.uneven for factor in value.weight.factors)
+    )
+
+
+def selects(state: State, left: Value, right: Value, index: ast.AST) -> frozenset[str]:
+    """A comparison of data selects some of it: a different number each time, and perhaps none; with an index to ignore, if there is any."""
+    if IGNORE_NAME.search(terminal(index)):
+        return frozenset({"compared", "filtered", BY_INDEX} | (set() if state.index.ignores_targets else {WHOLE}))
+    positions = any(isinstance(side, Opaque) and "positions" in side.causes for side in (left, right))
+    if isinstance(right, Known) and positions:
+        return frozenset()
+    return frozenset({"compared"}) if positions else frozenset({"compared", "filtered"})
+
+
+def root_of(*counts: Value) -> str:
+    """Which counting a number goes back to."""
+    for one in counts:
+        if isinstance(one, Opaque) and one.weight is not None:
+            for factor in one.weight.factors:
+                if factor.root:
+                    return factor.root
+    return ""
+
+
+def guard(state: State, value: Opaque, node: ast.AST) -> Opaque:
+    """The same count, which can no longer be zero."""
+    made = state.opaque(("guarded", value.key), state.recorder.text(node), value, quantity=value.quantity, guarded=True, reduced=True)
+    if value.weight is not None:
+        made.weight = guarded_weight(value.weight)
+    return made
+
+
+def guarded_weight(weight: Weight) -> Weight:
+    return replace(weight, factors=tuple(replace(factor, guarded=True) for factor in weight.factors))
+
+
+def is_epsilon(value: Value) -> bool:
+    """Whether a summand keeps a count away from zero: `count + 1e-8`."""
+    if isinstance(value, Known):
+        return isinstance(value.value, (int, float)) and value.value > 0
+    return isinstance(value, Opaque) and value.text.rsplit(".", 1)[-1].lower() in {"eps", "epsilon"}
+
+
+def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False, of: str = "") -> Opaque:
+    """A number of targets or inputs, as a value that can divide; `of` names the mask whose sum it is."""
+    text = state.recorder.text(node)
+    made = state.opaque(key, text, *parts, quantity=quantity, guarded=guarded, reduced=True)
+    made.forwards = frozenset()
+    made.attached = False
+    root = root_of(*parts) or f"{text}:{getattr(node, 'lineno', 0)}"
+    uneven = any(is_uneven(part) for part in parts)
+    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root, uneven=uneven, of=of),))
+    made.attributes[COUNTED] = Known(tuple((turn.line, turn.index, turn.entry) for turn in state.recorder.turns))
+    made.born = frozenset()
+    return made
