@@ -14,6 +14,7 @@ SPOKEN_FOR = frozenset(
     transformers trl
     """.split()
 )
+ITSELF = "torch"  # its own files hold no training loop in parts
 HIGHEST = 16  # folders that are climbed in search of the root
 ADDS = re.compile(rb"sys\.path\.(append|insert|extend)\(")  # to the folders in which modules are looked for
 OWN = re.compile(rb"(?P<before>.{0,60})__file__(?P<after>[^\n]{0,100})", re.DOTALL)
@@ -47,6 +48,12 @@ class Folders:
             known = self._roots[folder] = self._find_root(folder)
         return known
 
+    def package(self, folder: str) -> str:
+        """The outermost folder that is a package and holds this one; the folder itself where it is none."""
+        while self.holds(folder, "__init__.py") and self.holds(os.path.dirname(folder), "__init__.py"):
+            folder = os.path.dirname(folder)
+        return folder
+
     def _find_root(self, folder: str) -> str:
         current = folder
         for _ in range(HIGHEST):
@@ -59,7 +66,7 @@ class Folders:
         current = folder
         while self.holds(current, "__init__.py") and os.path.dirname(current) != current:
             current = os.path.dirname(current)
-        return current
+        return current  # the folder that holds the package
 
 
 class Imports:
@@ -91,6 +98,8 @@ class Imports:
         if not level and dotted.partition(".")[0] in SPOKEN_FOR:
             return None
         folder = os.path.dirname(path)
+        if os.sep + ITSELF + os.sep in path and os.path.basename(self.folders.package(folder)) == ITSELF:
+            return None
         found = self._known((folder, "." * level + dotted), folder, dotted, level)
         if found == path:  # a file does not import itself: `import model` in utils/model.py means another one
             found = self._known((path, dotted), folder, dotted, level, besides=path)

@@ -182,3 +182,16 @@ def test_a_package_without_init_is_found_from_inside_where_nothing_marks_the_roo
     assert imports.module(str(tmp_path / "work/seq/train/trainer.py"), "seq.train.parts") == str(tmp_path / "work/seq/train/parts.py")
     assert imports.module(str(tmp_path / "work/seq/train/trainer.py"), "seq.data") == str(tmp_path / "work/seq/data.py")
     assert imports.module(str(tmp_path / "work/seq/train/trainer.py"), "other.data") is None
+
+
+@pytest.mark.parametrize(("package", "followed"), [("torch", False), ("torchlike", True)])
+def test_the_files_of_torch_itself_are_not_followed(tmp_path: Path, package: str, followed: bool) -> None:
+    folder = tmp_path / package / "optim"
+    folder.mkdir(parents=True)
+    for path in (tmp_path / package / "__init__.py", folder / "__init__.py", folder / "adam.py", folder / "sgd.py"):
+        path.write_text("")
+    imports = Imports()
+    for dotted, level in ((f"{package}.optim.sgd", 0), ("sgd", 1), ("optim.sgd", 2)):
+        found = imports.module(str(folder / "adam.py"), dotted, level)
+        assert (found == str(folder / "sgd.py")) is followed
+        assert (found is None) is not followed
