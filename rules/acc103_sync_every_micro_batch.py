@@ -64,7 +64,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     view = Boundaries.of(trace)
     for window in trace.all_windows():
         own = {backward.index for backward in view.own(window)}  # not those of another model's loss, as in a GAN
-        if view.size(window) < 2:
+        if view.size(window) < 2 or _gates_another_size(trace, view, window):
             continue
         for backward in _paid_for(window):
             if backward.index not in own or _is_thrown_away(view, window, backward):
@@ -91,6 +91,15 @@ def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Fin
         confidence=sureness(trace, begins, backward, model),
         severity=Severity.INFO if model.options & AT_RUN_TIME else None,
     )
+
+
+def _gates_another_size(trace: Trace, view: Boundaries, window: Window) -> bool:
+    """Whether synchronisation is off for all but the K-th micro-batch, and only the rehearsal takes the window for a longer one."""
+    if trace.measured or trace.accumulation is None:
+        return False
+    k = trace.accumulation.value
+    flags = [one.sync for one in view.own(window)]
+    return len(flags) > k >= 2 and flags[:k] == [False] * (k - 1) + [True]
 
 
 def _is_thrown_away(view: Boundaries, window: Window, backward: Event) -> bool:

@@ -83,6 +83,13 @@ def test_every_micro_batch_is_information_where_a_launcher_wraps() -> None:
     assert not codes(RULES["ACC103"], _loop(Wrapper.DDP, *NONE, options="static_graph"))
 
 
+def test_a_gate_of_k_in_a_window_that_is_rehearsed_longer() -> None:
+    longer = [False, False, True, True, True]
+    assert not lines(RULES["ACC103"], _loop(Wrapper.DDP, longer, longer))
+    wrong = [False, True, True, True, True]  # no gate of K = 3
+    assert lines(RULES["ACC103"], _loop(Wrapper.DDP, wrong, wrong)) == [43]
+
+
 def test_static_graph() -> None:
     assert lines(RULES["ACC110"], _loop(Wrapper.DDP, *GOOD, options="static_graph")) == [40]
     assert not codes(RULES["ACC110"], _loop(Wrapper.DDP, *NONE, options="static_graph"))
