@@ -29,6 +29,19 @@ def train(model, optimizer, first, second):
         model(x).mean().backward()
     optimizer.step()
 """
+PARTS = """
+import torch
+
+def split(batch, n):
+    return [dict(zip(batch, values)) for values in zip(*(value.chunk(n) for value in batch.values()))]
+
+def train(model, loader, optimizer, n):
+    for batch in loader:
+        optimizer.zero_grad()
+        for part in split(batch, n):
+            model(part).mean().backward()
+        optimizer.step()
+"""
 WINDOW = {Kind.BACKWARD, Kind.NORMALIZE, Kind.STEP}
 
 
@@ -50,3 +63,8 @@ def test_two_loops_that_train_are_two() -> None:
     assert len(found) == 2
     assert found[0][:2] == [Kind.BACKWARD, Kind.STEP]
     assert found[1][-1] is Kind.STEP
+
+
+def test_every_batch_has_as_many_parts() -> None:
+    (found,) = kinds(PARTS)
+    assert found == [*[Kind.BACKWARD] * 3, Kind.STEP] * 2

@@ -27,6 +27,7 @@ from accumlint.source.reading.facts import (
     terminal,
 )
 from accumlint.source.reading.nodes import every, remember, walk
+from accumlint.source.reading.steppers import steppers
 from accumlint.trace import Kind
 
 MODES = frozenset({"train", "eval"})  # that a module is put into
@@ -106,6 +107,11 @@ class Index(Facts):
         """The methods that `getattr(hook, name)` may give: where the name is not in place, those whose names are written out somewhere."""
         names = {name.value} if isinstance(name, ast.Constant) else self.written_names
         return [method for each in names if isinstance(each, str) for method in self.methods.get(each, ())]
+
+    @cached_property
+    def steppers(self) -> frozenset[str]:
+        """The names of optimizers that only their making tells."""
+        return steppers(self.tree)
 
     @cached_property
     def aliases(self) -> dict[str, list[FunctionNode]]:
@@ -245,6 +251,7 @@ class Index(Facts):
             OPTIMIZER_NAME.search(receiver)
             or SCALER_NAME.search(receiver)
             or used & {"zero_grad", "param_groups", "unscale_", "update", "scale", "backward"}
+            or receiver in self.steppers
         )
         given = any(OPTIMIZER_NAME.search(terminal(arg)) for arg in call.args)
         return {Kind.STEP} if looks or given else set()

@@ -26,6 +26,8 @@ from accumlint.source.rehearsal.values import (
 )
 from accumlint.trace import Kind, Role
 
+DEEPEST_BATCH = 4  # how far a batch is looked for in what a list was made from
+
 MOST_TURNS = 16
 STOP = Signal("stop")
 FILES = (("import", "os"), ("import", "glob"))
@@ -115,7 +117,7 @@ class Iteration(State):
     def length_root(self, value: Value, text: str = "") -> Root:
         if isinstance(value, (Items, Thing)) and value.length is not None:
             return value.length
-        key = key_of(value)
+        key = _of_any_batch(key_of(value))
         return Root(("len", key[:2] if key[0] == "made" else key), f"len({text})" if text else "len", "length")
 
     def _plan_items(self, value: Items, node: ast.AST) -> Plan:
@@ -382,3 +384,10 @@ def carries(item: Value) -> bool:
     if isinstance(item, Mapping):
         return any(carries(part) for part in item.items.values())
     return isinstance(item, Opaque) and bool(item.born) and not item.forwards
+
+
+def _of_any_batch(key: Any, depth: int = 0) -> Any:
+    """A key without the number of the batch: what is cut from each of them has one length, as a setting has one value."""
+    if not isinstance(key, tuple) or depth > DEEPEST_BATCH:
+        return key
+    return key[:1] if key[:1] == ("data",) else tuple(_of_any_batch(each, depth + 1) for each in key)
