@@ -446,14 +446,12 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
         direct = isinstance(target, (ast.Name, ast.Attribute))
-        if isinstance(value, Opaque):
-            if direct and value.actor is None and not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-                value.text = self.recorder.text(target)
-            value = super()._named(target, node, value)
-        else:
-            value = super()._named(target, node, value)
-            if isinstance(value, (Thing, Instance)):
-                self._name_actor(target, node, value)
+        known = not isinstance(value, Opaque)
+        if isinstance(value, Opaque) and direct and value.actor is None and not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            value.text = self.recorder.text(target)
+        value = super()._named(target, node, value)
+        if known and isinstance(value, (Thing, Instance)):
+            self._name_actor(target, node, value)
         if not isinstance(value, Opaque) or not direct:
             return value
         name = self.recorder.text(target)
