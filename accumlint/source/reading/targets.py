@@ -20,12 +20,6 @@ COLLATORS = frozenset(
     DataCollatorForCompletionOnlyLM
     """.split()
 )  # that fill the labels up with -100, or keep the masked ones only
-COLLATORS = frozenset(
-    """
-    DataCollatorForSeq2Seq DataCollatorForTokenClassification DataCollatorForLanguageModeling DataCollatorForWholeWordMask
-    DataCollatorForCompletionOnlyLM
-    """.split()
-)  # that fill the labels up with -100, or keep the masked ones only
 NAMED_IGNORED = re.compile(
     r"(^|_)IGNORED?_(LABEL_|TOKEN_|TARGET_)?(INDEX|INDICES|TOKEN|ID|LABEL)(_ID)?$"
 )  # constants that say what they are for
