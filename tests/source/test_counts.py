@@ -42,3 +42,14 @@ def test_counts_of_one_turn_are_of_one_micro_batch(start: str, count: str, divis
     assert last.weight is not None
     counts = {factor.quantity for factor in last.weight.factors if factor.power < 0 and not factor.implicit}
     assert counts == {expected}
+
+
+@pytest.mark.parametrize(("added", "guarded"), [("cfg['eps']", True), ("args.eps", True), ("1e-8", True), ("cfg['offset']", False)])
+def test_what_is_added_keeps_a_count_from_zero(added: str, guarded: bool) -> None:
+    count = f"seen = (words != -100).sum() + {added}"
+    source = parse(HEADS.format(start="pass", count=count, divisor="seen").encode(), "train.py")
+    assert isinstance(source, Source)
+    (rehearsal,) = rehearsals(source)
+    weight = rehearsal.traces(3)[0].of(Kind.BACKWARD)[0].weight
+    assert weight is not None
+    assert {factor.guarded for factor in weight.factors if factor.power < 0 and not factor.implicit} == {guarded}

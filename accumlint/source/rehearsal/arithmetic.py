@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.rehearsal.counts import COUNTED, counted, guarded_weight, is_epsilon, sum_of_counts
+from accumlint.source.rehearsal.counts import COUNTED, counted, guarded_weight, is_epsilon, last_part, sum_of_counts
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
 
@@ -343,7 +343,7 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
         number = state.number(value, role="bound") if not is_tensor(value) else None
         if number is not None:
             return (_number_factor(state, number, power, node, text, place),)
-        if WORLD_NAME.search(_last(value.text)):
+        if WORLD_NAME.search(last_part(value.text)):
             return (Factor(Quantity.WORLD, power, None, text, place),)
         if value.quantity is not None:
             return (Factor(value.quantity, power, None, text, place, guarded=value.guarded),)
@@ -355,10 +355,6 @@ def _note_selection(state: State, value: Opaque, node: ast.AST) -> None:
     """Dividing by a count of selected targets may say that it can be zero."""
     if "filtered" in value.causes and not value.guarded and not state.index.keeps_a_target:
         state.recorder.fact("may-lose-targets", node)
-
-
-def _last(text: str) -> str:
-    return text.rstrip(")(]'\"").rsplit(".", 1)[-1].rsplit("['", 1)[-1]
 
 
 def _fraction(value: Any) -> Fraction | None:
@@ -376,7 +372,7 @@ def _number_factor(state: State, value: Known, power: int, node: ast.AST, text: 
         power, number = -power, 1 / number  # 1 / K, worked out before
     if own:
         return Factor(Quantity.ACCUMULATION, power, number, text, place, root=own[0].text)
-    if WORLD_NAME.search(_last(text)):
+    if WORLD_NAME.search(last_part(text)):
         return Factor(Quantity.WORLD, power, None, text, place)
     literal = isinstance(node, ast.Constant) or isinstance(value.value, float) or bool(value.roots)
     if not literal and power < 0 and number is not None:

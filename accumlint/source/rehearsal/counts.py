@@ -94,11 +94,16 @@ def guarded_weight(weight: Weight) -> Weight:
     return replace(weight, factors=tuple(replace(factor, guarded=True) for factor in weight.factors))
 
 
+def last_part(text: str) -> str:
+    """`eps` of `args.eps` and of `cfg['eps']`."""
+    return text.rstrip(")(]'\"").rsplit(".", 1)[-1].rsplit("['", 1)[-1]
+
+
 def is_epsilon(value: Value) -> bool:
     """Whether a summand keeps a count away from zero: `count + 1e-8`."""
     if isinstance(value, Known):
         return isinstance(value.value, (int, float)) and value.value > 0
-    return isinstance(value, Opaque) and value.text.rsplit(".", 1)[-1].lower() in {"eps", "epsilon"}
+    return isinstance(value, Opaque) and last_part(value.text).lower() in {"eps", "epsilon"}
 
 
 def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False, of: str = "") -> Opaque:
