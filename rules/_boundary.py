@@ -96,18 +96,16 @@ class Boundaries:
 
     def confidence(self, optimizer: Actor | None, start: int, end: int) -> Confidence:
         """HIGH, or MEDIUM when an unknown call between these events received the optimizer or its model."""
-        for event in self.trace.of(Kind.OPAQUE):
-            if start < event.index < end and self.may_act_on(event, optimizer):
-                return Confidence.MEDIUM
-        return Confidence.HIGH
+        unclear = any(start < event.index < end and self.may_act_on(event, optimizer) for event in self.trace.of(Kind.OPAQUE))
+        return Confidence.MEDIUM if unclear else Confidence.HIGH
 
     def stands_still(self, optimizer: Actor | None, start: int, end: int) -> Confidence:
         """HIGH, or MEDIUM when an unknown call between these events may step: only one that received an optimizer can."""
-        for event in self.trace.of(Kind.OPAQUE):
-            held = not event.targets or any(target.role is Role.OPTIMIZER for target in event.targets)
-            if start < event.index < end and held and self.may_act_on(event, optimizer):
-                return Confidence.MEDIUM
-        return Confidence.HIGH
+        held = (
+            event for event in self.trace.of(Kind.OPAQUE) if not event.targets or any(each.role is Role.OPTIMIZER for each in event.targets)
+        )
+        unclear = any(start < event.index < end and self.may_act_on(event, optimizer) for event in held)
+        return Confidence.MEDIUM if unclear else Confidence.HIGH
 
     def steps_between(self, start: int, end: int) -> bool:
         """Whether any optimizer steps between these two events."""

@@ -69,7 +69,7 @@ def skips_in_updates(index: Index) -> Iterator[tuple[ast.expr, int]]:
 
 def counted_in_updates(index: Index) -> dict[int, str]:
     """The advances by one of a counter of updates, by node, each with what is seen to take it for one."""
-    advances = [node for node in walk(index.tree) if isinstance(node, ast.AugAssign) and _advances_by_one(node)]
+    advances = [node for node in every(index.tree, ast.AugAssign) if isinstance(node, ast.AugAssign) and _advances_by_one(node)]
     if not advances or not any(ACCUMULATION_NAME.search(name) for name in index.identifiers):
         return {}
     names = {terminal(node.target) for node in advances}
@@ -87,7 +87,7 @@ def _named(counters: set[str]) -> dict[str, str]:
 
 def _rates(index: Index, counters: set[str]) -> dict[str, str]:
     """What sets the learning rate beside an update by a counter that no boundary is told by."""
-    branches = [node for node in walk(index.tree) if isinstance(node, ast.If)]
+    branches = [node for node in every(index.tree, ast.If) if isinstance(node, ast.If)]
     tests = {terminal(part) for node in branches if index.has_modulo(node.test) for part in walk(node.test)}
     found: dict[str, str] = {}
     for branch in branches:
@@ -110,7 +110,7 @@ def _limits(index: Index, counters: set[str]) -> dict[str, str]:
     """What counters are compared with where a loop over the data ends: `if counter >= limit: break`, `while counter < limit:`."""
     units = index.once("units", index.tree, Units)
     found: dict[str, str] = {}
-    for node in walk(index.tree):
+    for node in every(index.tree, ast.If, ast.While):
         if isinstance(node, ast.If) and any(isinstance(part, (ast.Break, ast.Return)) for part in node.body):
             reached: tuple[type[ast.cmpop], ...] = (ast.Gt, ast.GtE, ast.Eq)
         elif isinstance(node, ast.While):

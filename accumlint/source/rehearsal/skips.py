@@ -14,13 +14,17 @@ def narrowed(events: Sequence[Event], ends: dict[int, int]) -> list[Event]:
     What a skip leaves out is first told by the names in the source, which promise more than is there. `ends` holds, by the
     index of a skip, where the statements end that it passes over; the others go on to the end of the turn.
     """
-    skips = [event for event in events if event.kind is Kind.SKIP and event.skipped]
+    skips = [event for event in events if _leaves_out(event)]
     if not skips:
         return list(events)
     happened: dict[tuple[Place, str], set[Kind]] = {}
     for skip in skips:
         happened.setdefault(_where(skip), set()).update(_missed(events, skip, ends))
-    return [replace(event, skipped=event.skipped & happened[_where(event)]) if event in skips else event for event in events]
+    return [replace(event, skipped=event.skipped & happened[_where(event)]) if _leaves_out(event) else event for event in events]
+
+
+def _leaves_out(event: Event) -> bool:
+    return event.kind is Kind.SKIP and bool(event.skipped)
 
 
 def _where(skip: Event) -> tuple[Place, str]:
