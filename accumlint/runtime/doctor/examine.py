@@ -16,7 +16,7 @@ from typing import Any
 from accumlint.runtime.doctor.observed import CODES, Observed, observe_all
 from accumlint.runtime.doctor.outcome import Case, judge
 from accumlint.runtime.doctor.points import FRAMEWORKS, POINTS
-from accumlint.runtime.doctor.processes import NotRunError, Process, finish, scratch
+from accumlint.runtime.doctor.processes import NotRunError, Process, ended, finish, scratch
 
 RANKS = 2
 PARTS = frozenset({"experiment", "verify"})
@@ -102,9 +102,8 @@ def _place(device: str, inspection: Mapping[str, Any]) -> tuple[str, str]:
 def inspect(folder: Path, timeout: float) -> dict[str, Any]:
     """What torch has; raises NotRunError when it cannot be imported."""
     process = Process(folder, "inspection", ["inspection.py"])
-    try:
+    with ended([process]):
         process.send(json.dumps([name for point in POINTS for name in point.names]))
-    finally:
         finish([process], timeout)
     answer: dict[str, Any] = json.loads(process.output.strip().splitlines()[-1])
     return answer
@@ -113,13 +112,13 @@ def inspect(folder: Path, timeout: float) -> dict[str, Any]:
 def experiment(folder: Path, backend: str, device: str, timeout: float) -> Experiment:
     """Runs the two ranks; a failure is told in the result."""
     common = ["--store", "rendezvous", "--backend", backend, "--device", device, "--timeout", str(timeout), "--lifeline"]
-    started, processes = time.monotonic(), []
+    started = time.monotonic()
+    processes: list[Process] = []
     try:
-        try:
+        with ended(processes):
             for rank in range(RANKS):
                 arguments = ["experiment.py", "--rank", str(rank), "--out", f"rank-{rank}.json", *common]
                 processes.append(Process(folder, f"rank {rank}", arguments))
-        finally:
             finish(processes, timeout)
         results = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
         return Experiment(backend, device, judge(results), time.monotonic() - started)

@@ -99,10 +99,20 @@ class Process:
         self.close()
 
 
+@contextlib.contextmanager
+def ended(processes: Sequence[Process]) -> Iterator[None]:
+    """None of them runs afterwards, also where what starts them is interrupted halfway."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.end()
+
+
 def finish(processes: Sequence[Process], timeout: float) -> None:
     """Waits for all of them. Raises NotRunError when one fails or `timeout` seconds pass; none runs afterwards."""
     deadline = time.monotonic() + timeout
-    try:
+    with ended(processes):
         while any(process.status is None for process in processes):
             failed = next((process for process in processes if process.status not in {None, 0}), None)
             if failed is not None:
@@ -114,9 +124,6 @@ def finish(processes: Sequence[Process], timeout: float) -> None:
         failed = next((process for process in processes if process.status not in {None, 0}), None)
         if failed is not None:
             raise NotRunError(f"{failed.name} ended with {status_text(failed.status)}: {last_words(failed.output)}")
-    finally:
-        for process in processes:
-            process.end()
 
 
 def environment(given: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -172,6 +172,21 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     assert ranks[0].status is not None
 
 
+def test_an_interrupt_while_the_ranks_start_ends_those_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[processes.Process] = []
+
+    def start(folder: Path, name: str, arguments: list[str]) -> processes.Process:
+        if started:
+            raise KeyboardInterrupt
+        started.append(processes.Process(folder, name, ["-c", "import time; time.sleep(60)"]))
+        return started[0]
+
+    monkeypatch.setattr(examination, "Process", start)
+    with pytest.raises(KeyboardInterrupt):
+        examination.experiment(tmp_path, "gloo", "cpu", 30)
+    assert started[0].status == -signal.SIGKILL
+
+
 def test_another_launcher_s_variables_do_not_reach_the_ranks() -> None:
     kept = processes.environment({"RANK": "3", "TORCHELASTIC_RUN_ID": "x", "MASTER_PORT": "1", "PATH": "/bin"}, Path("there"))
     assert kept == {"PATH": "/bin", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "TMPDIR": "there"}
