@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import accumlint
 
 FOLDER = ".accumlint_cache"
+SIZES = os.sep + "*"  # after a folder: the sizes of its modules count too, for one of them may come to import a file
 RACY = 50_000_000  # nanoseconds: a file changed this shortly before it was read may change again within one tick of its clock
 
 
@@ -142,10 +143,10 @@ class Cache:
         return Result(payload) if isinstance(payload, dict) else None
 
     def _digest_of(self, path: str) -> str:
-        """The digest of another file, or of the names of modules in a folder, "" for what cannot be read."""
+        """The digest of another file, or of the modules in a folder, "" for what cannot be read."""
         if path not in self._digests:
             try:
-                self._digests[path] = _listing(path) if path.endswith(os.sep) else _content(path)
+                self._digests[path] = _standing(path)
             except OSError:
                 self._digests[path] = ""
         return self._digests[path]
@@ -191,7 +192,12 @@ class Cache:
             return
 
 
-def _content(path: str) -> str:
+def _standing(path: str) -> str:
+    """What a file holds, or which modules a folder has (`folder/`) and of which sizes (`folder/*`)."""
+    if path.endswith(os.sep):
+        return _listing(path)
+    if path.endswith(SIZES):
+        return _sizes(path.removesuffix(SIZES))
     with open(path, "rb") as file:
         return digest(file.read())
 
@@ -199,6 +205,15 @@ def _content(path: str) -> str:
 def _listing(folder: str) -> str:
     with os.scandir(folder) as listing:
         return digest(*sorted(os.fsencode(entry.name) for entry in listing if entry.name.endswith(".py") or _may_be_package(entry)))
+
+
+def _sizes(folder: str) -> str:
+    with os.scandir(folder) as listing:
+        return digest(
+            *sorted(
+                os.fsencode(f"{entry.name} {entry.stat(follow_symlinks=False).st_size}") for entry in listing if entry.name.endswith(".py")
+            )
+        )
 
 
 def _may_be_package(entry: os.DirEntry[str]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from accumlint.config import DEFAULT_EXCLUDE
+from accumlint.source.cache import SIZES
 from accumlint.source.reading.imports import MARKERS
 from accumlint.source.reading.leads import MOST_BYTES, Leads, is_test_file
 
@@ -26,7 +27,7 @@ _LEFT_OUT = frozenset({*DEFAULT_EXCLUDE, "test", "tests", "testing"})
 
 @dataclass(frozen=True)
 class Use:
-    """The files that a look at a file may start from, the best first, and what else that rests on (folders end in a separator)."""
+    """The files that a look at a file may start from, the best first, and what else that rests on (folders as the cache takes them)."""
 
     starts: tuple[str, ...]
     asked: tuple[str, ...]
@@ -58,7 +59,7 @@ class Callers:
             seen.update(nearest)
             edge = {each: importers[each] for each in nearest[:MOST_BETWEEN]}
         found.sort(key=lambda each: not self._is_script(each))  # among equals the nearest stays first
-        asked = {each + os.sep for each in folders} | {each for each in seen if each != path}
+        asked = {each + end for each in folders for end in (os.sep, SIZES)} | {each for each in seen if each != path}
         return Use(tuple(found[:MOST_CALLERS]), tuple(sorted(asked)))
 
     def _near(self, folder: str) -> tuple[list[str], list[str]]:

@@ -238,6 +238,14 @@ def test_a_caller_that_comes_or_changes_is_looked_at_again(capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("project")
+def test_a_file_that_comes_to_import_it_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    write("main.py", "")
+    assert check(capsys, "engine.py") == check(capsys, "engine.py") == []
+    write("main.py", WRAPPED)
+    assert check(capsys, "engine.py") == ["engine.py:7:9:"]
+
+
+@pytest.mark.usefixtures("project")
 def test_folders_that_are_no_packages_make_nothing_stale(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     write("main.py", WRAPPED)
     assert check(capsys, "engine.py") == ["engine.py:7:9:"]
