@@ -60,6 +60,8 @@ from accumlint.rules._division import (
 )
 from accumlint.trace import Trace
 
+LEFT_OUT = "left-out"  # a step that a run did not take
+
 
 @rule("ACC205", "tail-divided-by-k", Severity.WARNING, measured="coefficients of the last window sum to m/K")
 def check(trace: Trace) -> Iterator[Finding]:
@@ -77,6 +79,8 @@ def check(trace: Trace) -> Iterator[Finding]:
         if shared:  # another task's step has used this micro-batch already: no tail, but a step too many
             continue
         size = len({each.backward.micro_batch for each in contributions})
+        if window.step is not None and LEFT_OUT in window.step.options:
+            continue  # the window was given up
         if size >= full or not ends_its_loader(trace, contributions[-1].backward) or not all(_fixed(each, full) for each in contributions):
             continue
         last = contributions[-1]

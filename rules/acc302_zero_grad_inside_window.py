@@ -30,7 +30,8 @@ window right there. It belongs after the step.
 Gradients that a backward of this window wrote are cleared before any step has read them.
 
 ## When it is silent
-- A probe: the cleared backward ran on the same micro-batch as the one that follows, or its line is never part of an update.
+- A probe: the cleared backward ran on the same micro-batch as the one that follows, or its line is never part of an update, or it ran
+  before the loop that holds the window was entered (a warm-up that allocates memory).
 - The clearing opens the window (`if i % accum_steps == 0: optimizer.zero_grad()` before the backward).
 - What is cleared are the leftovers of an epoch that ended inside a window (ACC307).
 - It clears another optimizer's parameters, or what another optimizer's loss left behind.
@@ -112,7 +113,7 @@ def _is_inside(window: Window, zero: Event, wiped: tuple[Event, ...], rest: tupl
         for one in wiped
         if one.micro_batch < rest[0].micro_batch and _in_one_pass(one, zero) and (one.place in kept or _is_a_share(one))
     ]
-    return bool(lost) and not _is_in_inner_loop(zero, wiped[-1], rest[0])
+    return bool(lost) and passes(rest[0]) <= passes(zero) and not _is_in_inner_loop(zero, wiped[-1], rest[0])
 
 
 def _is_a_share(backward: Event) -> bool:

@@ -16,6 +16,8 @@ from accumlint.trace import Kind, Place, Role
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 T = TypeVar("T")
+LAUNCHES = frozenset({"init_process_group", "init_distributed_mode", "DistributedSampler", "hvd"})
+EXCHANGES = frozenset({"all_reduce", "all_gather", "get_world_size", "get_rank"})
 FILE_LINES = 1_000_000  # the lines of the file number n of a program begin at n times this
 Loop = ast.For | ast.AsyncFor | ast.While
 
@@ -242,17 +244,19 @@ class Facts:
 
     @cached_property
     def is_distributed(self) -> bool:
-        words = {
-            "init_process_group",
-            "all_reduce",
-            "get_world_size",
-            "all_gather",
-            "DistributedSampler",
-            "get_rank",
-            "hvd",
-            "init_distributed_mode",
-        }
-        return self.uses_ddp or self.uses_fsdp or bool(self.identifiers & words)
+        """Whether it starts several ranks, or itself talks to others: that a followed library could proves nothing."""
+        if self.uses_ddp or self.uses_fsdp or self.identifiers & LAUNCHES:
+            return True
+        return bool(self.identifiers & EXCHANGES) and any(
+            _file_of(node) == 0 and name in EXCHANGES for node, name in self._named_nodes() if name
+        )
+
+    def _named_nodes(self) -> Iterator[tuple[ast.AST, str]]:
+        for node in every(self.tree, ast.Name, ast.Attribute, ast.ImportFrom):
+            if isinstance(node, ast.ImportFrom):
+                yield from ((node, alias.name) for alias in node.names)
+            else:
+                yield node, terminal(node)
 
     @cached_property
     def written_names(self) -> frozenset[str]:
