@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SECONDS = 6  # of processor time for one file
 SECONDS_FROM_CALLERS = 6
-PATIENCE = 60  # on the clock, for a worker that does not react to that limit
+PATIENCE = 300  # on the clock, for a worker that does not react to that limit: a busy machine may be twenty times slower
 WORTH_A_WORKER = 60_000  # bytes of training code
 FEW = 20  # files named on a command line
 NAMED = "!"  # marks what is only found in a file because it was named on the command line

@@ -1,8 +1,9 @@
 """What `accumulate` or `no_sync` is given is not the wrapper that is trained, or not all of them.
 
 ## What it does
-Reports an `accumulate` or `no_sync` call of an engine that gets a list, a tuple, a generator or a tensor where it wants models; one that
-gets the raw module while the loop trains the prepared one; and one that names only some of the wrappers which train inside it.
+Reports an `accumulate` or `no_sync` call of an engine that gets a list, a tuple, a dict, a generator or a tensor where it wants
+models; one that gets the raw module while the loop trains the prepared one; and one that names only some of the wrappers which
+train inside it.
 
 ## Why is this bad?
 Accelerate asks each argument for its `no_sync` and does nothing, without a word, where there is none. The window is counted as usual and
@@ -55,7 +56,8 @@ from accumlint.trace import Actor, Event, Kind, Trace, Window, Wrapper
 
 CODE = "ACC109"
 NO_MODEL = "no-model"
-FORMS = ("list", "tuple", "set", "generator", "tensor")
+UNPACKED = {"dict": "*models.values()"}
+FORMS = ("list", "tuple", "set", "dict", "generator", "tensor")
 
 
 @rule(
@@ -99,7 +101,7 @@ def _no_models(trace: Trace, window: Window, entries: tuple[Event, ...], backwar
             entry,
             f"`{entry.text}` is given {article} {form}, which has no `no_sync`: nothing is switched off, and what is trained here "
             f"reduces its gradients `{_k(trace)}` times an update".replace("  ", " "),
-            help="unpack it, so that each model is an argument of its own: `accumulate(*models)`",
+            help=f"unpack it, so that each model is an argument of its own: `accumulate({UNPACKED.get(form, '*models')})`",
             window=window,
             guilty=(entry, backwards[-1]),
         )

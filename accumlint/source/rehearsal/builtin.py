@@ -278,7 +278,7 @@ def _hasattr(state: Calls, call: Call) -> Value:
             return state.boolean(actor.wrapper is not Wrapper.NONE)
         if isinstance(owner, Instance):
             return state.boolean(name.value in owner.attributes or owner.cls.find(str(name.value)) is not None)
-    return state.unknown_call(call)
+    return _of_its_type(state, call)
 
 
 def _isinstance(state: Calls, call: Call) -> Value:
@@ -291,7 +291,15 @@ def _isinstance(state: Calls, call: Call) -> Value:
         return TRUE
     if all(answer is False for answer in answers):
         return FALSE
-    return state.unknown_call(call)
+    return _of_its_type(state, call)
+
+
+def _of_its_type(state: Calls, call: Call) -> Value:
+    """An open question about what something is, which all ranks answer alike, whatever data it holds."""
+    answer = state.unknown_call(call)
+    if isinstance(answer, Opaque) and answer.causes:
+        answer.causes = frozenset({"type"})
+    return answer
 
 
 def _is_instance(value: Value, cls: Value) -> bool | None:

@@ -150,9 +150,11 @@ class Recorder:
     @contextmanager
     def passed_over(self, skip: Event | None) -> Iterator[None]:
         """What happens in here is all that the skip leaves out, unless it leaves the turn."""
-        yield
-        if skip is not None and skip.leaves in {"branch", "except"}:
-            self.ends[skip.index] = len(self.events)
+        try:
+            yield
+        finally:
+            if skip is not None and skip.leaves in {"branch", "except"}:
+                self.ends[skip.index] = len(self.events)
 
     def fact(self, name: str, node: ast.AST, text: str = "") -> None:
         place = self.place(node)

@@ -104,8 +104,9 @@ class Opaque(Value):
     """A value that is only named: where it came from (`key`, `text`), and what is known of it all the same.
 
     `path` is the dotted import path for modules and their members. `causes` say what it depends on (data, loss, rank,
-    clock, memory); `agreed` that it was reduced over ranks. `forwards` are the FORWARD events behind a tensor, `weight`
-    the coefficient of one unit in it, `born` the micro-batches whose data it holds. `quantity` marks a count.
+    clock, memory, or no more than the type of something); `agreed` that it was reduced over ranks. `forwards` are the
+    FORWARD events behind a tensor, `weight` the coefficient of one unit in it, `born` the micro-batches whose data it
+    holds. `quantity` marks a count.
     """
 
     key: Key

@@ -20,6 +20,7 @@ from accumlint.source.rehearsal.values import (
     Instance,
     Items,
     Known,
+    Mapping,
     Opaque,
     Stream,
     Thing,
@@ -232,7 +233,7 @@ def _is_raw(state: Machine, value: Opaque, actor: Actor) -> bool:
 def _form(value: Value) -> str:
     if isinstance(value, Items):
         return value.kind
-    return "generator" if isinstance(value, Stream) else "tensor"
+    return {Mapping: "dict", Stream: "generator"}.get(type(value), "tensor")
 
 
 def no_sync(state: Machine, call: Call) -> Value | None:
