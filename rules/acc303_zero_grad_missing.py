@@ -82,6 +82,7 @@ def check(trace: Trace) -> Iterator[Finding]:
                 help=f"call `{optimizer.name}.zero_grad()` after the step",
                 window=window,
                 confidence=min(_confidence(optimizer, zeros), view.confidence(optimizer, step.index, added[0].index)),
+                place=step.in_loop,
             )
 
 

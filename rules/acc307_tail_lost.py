@@ -163,11 +163,11 @@ def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterato
         fate = _discarded(zeros, before, after, turn) if zeros else _mixed(boundaries, first, own, after)
         if fate:
             gate = gate_of(window.step)
-            test = gate.text if gate else window.step.text
+            missing = f"no step follows under `{gate.text}`" if gate else f"`{window.step.text}` takes no step"
             yield at(
                 "ACC307",
                 window.step,
-                f"no step follows under `{test}` for the micro-batches left at the end of a pass over the loader: {fate}",
+                f"{missing} for the micro-batches left at the end of a pass over the loader: {fate}",
                 help=HELP,
                 window=window,
                 guilty=(before, window.step),

@@ -12,7 +12,7 @@ from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.units import Units
 from accumlint.trace import Kind
 
-LOADER = re.compile(r"loader|(^|_)batches$", re.IGNORECASE)
+LOADER = re.compile(r"loader|(^|_)(batches|dl)$", re.IGNORECASE)
 TOTALS = ("num_training_steps", "total_steps", "T_max", "total_iters", "t_total", "max_iters", "steps_per_epoch", "first_cycle_steps")
 POSITIONS = {
     "CosineAnnealingLR": 1,

@@ -107,9 +107,12 @@ def scheduler(state: Machine, call: Call) -> Value | None:
         roots |= _roots_in(state, value)
     in_updates = any(root.key in state.world.knowledge.accumulations for root in roots)
     in_micro_batches = (any(root.kind == "length" for root in roots) and not in_updates) or any(map(_is_product_with_k, call.values))
+    origin = _in_more_than_updates(state, call)
+    in_micro_batches |= origin is not None
     options = {name for name, holds in (("horizon-in-updates", in_updates), ("horizon-in-micro-batches", in_micro_batches)) if holds}
     actor = Actor(fresh_uid(), call.name, Role.SCHEDULER, known=True, options=frozenset(options))
-    _note_horizon(state, call, actor)
+    if origin is not None:
+        state.recorder.fact(f"horizon-in-micro-batches:{actor.uid}", origin)
     state.memory["horizon", actor.uid] = frozenset().union(*(setting_keys(state.force(value)) for value in call.values))
     return Thing(actor, inner=state.force(call.args[0]) if call.args else None)
 
@@ -119,17 +122,16 @@ def _is_product_with_k(value: Value) -> bool:
     return isinstance(value, Opaque) and value.weight is not None and value.weight.power(Quantity.ACCUMULATION) > 0
 
 
-def _note_horizon(state: Machine, call: Call, actor: Actor) -> None:
-    """Notes the total of a schedule that is seen to be counted in other units than updates."""
+def _in_more_than_updates(state: Machine, call: Call) -> ast.expr | None:
+    """Where the total of a schedule is seen to be counted in other units than updates: what it is made of."""
     total = total_of(call.node)
     if total is None:
-        return
+        return None
     names = {root.text.rsplit(".", 1)[-1] for root in state.world.knowledge.accumulations.values()}
     known = state.index.once("units", state.index.tree, Units)
     units = known.asking(lambda name: name in names or state.world.knowledge.is_accumulation_name(name))
     degree = units.degree(total, counts_batches)
-    if degree is not None and degree >= 0:
-        state.recorder.fact(f"horizon-in-micro-batches:{actor.uid}", units.origin(total))
+    return units.origin(total) if degree is not None and degree >= 0 else None
 
 
 def _roots_in(state: Machine, value: Value, depth: int = 0) -> set[Root]:
