@@ -73,12 +73,18 @@ def counted_in_updates(index: Index) -> dict[int, str]:
     if not advances or not any(ACCUMULATION_NAME.search(name) for name in index.identifiers):
         return {}
     names = {terminal(node.target) for node in advances}
-    signs = {**_named(names), **_rates(index, names), **_limits(index, names)}
+    signs = {**_named(names - _tell_boundaries(index)), **_rates(index, names), **_limits(index, names)}
     return {id(node): signs[terminal(node.target)] for node in advances if terminal(node.target) in signs}
 
 
 def _advances_by_one(node: ast.AugAssign) -> bool:
     return isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant) and node.value.value == 1
+
+
+def _tell_boundaries(index: Index) -> frozenset[str]:
+    """The names that a boundary is told by: what counts there counts micro-batches, whatever its name."""
+    branches = (node for node in every(index.tree, ast.If) if isinstance(node, ast.If) and index.has_modulo(node.test))
+    return frozenset(terminal(part) for node in branches if _is_boundary(index, node) for part in walk(node.test))
 
 
 def _named(counters: set[str]) -> dict[str, str]:

@@ -46,7 +46,7 @@ SCALES = re.compile(
     r"grad|scale|mul|div|norm|average|reduce|sync", re.IGNORECASE
 )  # of methods that an optimizer of its own kind may change the gradients by
 HARMLESS = re.compile(
-    r"^_?((get|has|is|num|count|log|save)_|(unwrap|print|eval|valid|watch|summar|describe)|(log|save)$)", re.IGNORECASE
+    r"^_?((get|has|is|num|count|log|save)_|(unwrap|print|eval|valid|watch|summar|describe)|(log|save|copy|deepcopy)$)", re.IGNORECASE
 )  # names of calls that train nothing
 
 
