@@ -46,12 +46,13 @@ it divides.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._division import TRUSTED, Contribution, Normalised, accumulating, confidence, setting
+from accumlint.rules._division import TRUSTED, Contribution, Normalised, accumulating, confidence, normalised, setting
 from accumlint.trace import Accumulation, Kind, Trace, Window
-from accumlint.weight import Quantity
+from accumlint.weight import Quantity, Weight
 
 OTHERWISE_RIGHT = ("sum-convention", "engine-divides", "replays-features")
 
@@ -89,11 +90,29 @@ def _alternates(window: Window) -> bool:
 
 
 def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:
+    """A mean that nothing divides, or a sum of means of which one is not even weighted by a setting: what divides all would divide it."""
     weight = contribution.weight
-    if weight.mixed or contribution.normalised is not Normalised.MICRO_BATCH:
+    if not weight.mixed and contribution.normalised is Normalised.MICRO_BATCH:
+        return _is_whole(weight, accumulation)
+    means = [_without_multipliers(term.weight) for term in weight.terms]
+    if any(normalised(mean) is not Normalised.MICRO_BATCH or _divided_by_k(mean, accumulation) for mean in means):
         return False
-    if any(factor.value != 1 or factor.root == accumulation.text for factor in weight.of(Quantity.ACCUMULATION)):
-        return False  # the element count of a scalar is 1, whatever K is
+    return any(normalised(term.weight) is Normalised.MICRO_BATCH and _is_whole(term.weight, accumulation) for term in weight.terms)
+
+
+def _without_multipliers(weight: Weight) -> Weight:
+    """Less the numbers that the term of a sum is multiplied by: those are its own."""
+    return replace(weight, factors=tuple(one for one in weight.factors if one.quantity is not Quantity.UNKNOWN or one.power < 0))
+
+
+def _divided_by_k(weight: Weight, accumulation: Accumulation) -> bool:
+    """Whether K is in a weight; the element count of a scalar is 1, whatever K is."""
+    return any(factor.value != 1 or factor.root == accumulation.text for factor in weight.of(Quantity.ACCUMULATION))
+
+
+def _is_whole(weight: Weight, accumulation: Accumulation) -> bool:
+    if _divided_by_k(weight, accumulation):
+        return False
     summands = len(weight.terms)  # `(start + end) / 2` is the mean of two losses of one micro-batch
     constants = [factor for factor in weight.of(Quantity.CONSTANT) if not (factor.power == -1 and factor.value == summands)]
     return not any(factor.power < 0 or (factor.value is not None and factor.value < 1) for factor in constants)

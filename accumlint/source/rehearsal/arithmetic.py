@@ -75,7 +75,10 @@ def combine(state: State, op: type[ast.operator], left: Value, right: Value, nod
         return scale(state, op, left, right, node)
     if op in {ast.Add, ast.Sub}:
         return _sum(state, op, left, right, node)
-    return state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right, attached=_attached(left, right))
+    made = state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right, attached=_attached(left, right))
+    if op is ast.Pow and isinstance(left, Opaque) and left.forwards and not left.reduced and isinstance(right, Known):
+        made.weight = Weight()  # of squared errors each counts one
+    return made
 
 
 def _settled(state: State, value: Value) -> Value:

@@ -178,7 +178,11 @@ class Calls(State):
         begun = len(self.recorder.events)
         with self._called(function, node):
             result = self.run_frame(frame, body)
-        if node is not None and self.running and any(event.kind is Kind.LOSS for event in self.recorder.events[begun:]):
+        if (
+            node is not None
+            and self.running
+            and (_is_new_loss(result, frame) or any(event.kind is Kind.LOSS for event in self.recorder.events[begun:]))
+        ):
             self.loss_calls[id(self.running[-1])] = node
         return result
 
@@ -336,6 +340,13 @@ class Calls(State):
         empty = [name for name, value in function.defaults.items() if isinstance(value, Known) and value.value is None]
         return {name: self.parameter(function, name) for name in empty}
 
+    def choices_open(self, function: Value | None) -> dict[str, Value]:
+        """The same, and in place of the kinds and flags that a default chooses."""
+        if not isinstance(function, Function):
+            return {}
+        chosen = [name for name, value in function.defaults.items() if isinstance(value, Known) and isinstance(value.value, (str, bool))]
+        return self.left_open(function) | {name: self.parameter(function, name) for name in chosen}
+
     def _initialise(self, instance: Instance, call: Call) -> None:
         init = instance.cls.find("__init__")
         if isinstance(init, Function):
@@ -407,3 +418,11 @@ def _node_of(value: Value) -> ast.AST:
     while isinstance(value, Partial):
         value = value.function
     return value.node if isinstance(value, Function) else ast.Pass()
+
+
+def _is_new_loss(result: Value, frame: Frame) -> bool:
+    """Whether a function gives a scalar with a graph that it was not given."""
+    if not isinstance(result, Opaque) or not (result.weight and result.reduced and result.forwards):
+        return False
+    given = (frame.names.get(argument.arg) for argument in frame.function.node.args.args) if frame.function is not None else ()
+    return all(not isinstance(value, Opaque) or value.key != result.key for value in given)

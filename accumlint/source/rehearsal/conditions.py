@@ -60,7 +60,11 @@ class Conditions(State):
     def branch(self, node: ast.If) -> Signal | None:
         if _is_main_guard(node.test):
             return self.block(node.body)
-        test = self.force(self.eval(node.test))
+        asked = self.eval(node.test)
+        test = self.force(asked)
+        decides = asked.condition if isinstance(asked, Phi) else test
+        if isinstance(decides, Opaque):
+            self.asked[id(node)] = (self.frame.depth, decides)
         self._learn_gate(node, test)
         self.last_test = test
         sides = self.sides.setdefault(id(node), (node, set()))[1]

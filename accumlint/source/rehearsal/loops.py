@@ -290,7 +290,8 @@ class Loops(State):
                 self._learn_bound(test, kinds, node)
             if not self.truth(test, True, flips=False):
                 break
-            if at >= (known_most if known and not self._is_outer(node) else most):
+            exact = known and not self._is_outer(node) and (bool(kinds) or not self._is_bound_by_data(test))
+            if at >= (known_most if exact else most):
                 return None
             self.recorder.turns.append(OpenTurn(node.lineno, at, entry, endless=endless))
             try:
@@ -306,6 +307,11 @@ class Loops(State):
             if isinstance(test, Opaque):
                 self.world.answers.pop(test.key, None)
         return self.block(node.orelse) if node.orelse else None
+
+    def _is_bound_by_data(self, test: Value) -> bool:
+        """`while at < len(tokens)`: the end is an open number that is not K."""
+        gates = test.gates if isinstance(test, Known) else frozenset()
+        return bool(gates) and not any(root.key in self.world.knowledge.accumulations for root in gates)
 
     def _learn_bound(self, test: Value, kinds: frozenset[Kind], node: ast.While) -> None:
         """`while n < total` with an open total: a length when the loop steps, K when it only goes backward."""

@@ -191,7 +191,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         made.causes = (made.causes - ABOUT_MASKS) | {"loss"} | ({"unclear-mean"} if self._may_count(call) else set())
         if self.no_grad:
             made.forwards, made.attached = frozenset(), False
-            made.causes |= {f"cached:{actor.uid}"} if actor is not None else set()
+            made.causes |= {self.recorder.cached_by(actor)} if actor is not None else set()
             return made
         if self.forward is not None or actor is None:
             made.forwards |= forwards | ({self.forward} if self.forward is not None else set())

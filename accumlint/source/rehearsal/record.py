@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -13,7 +13,7 @@ from accumlint.source.reading.notebook import cell_at
 from accumlint.source.reading.program import Program
 from accumlint.source.rehearsal.values import Value
 from accumlint.source.rehearsal.worlds import MOST_EVENTS, Alike, Differs, OutOfSteps
-from accumlint.trace import Event, Evidence, Guard, Kind, Place, Turn
+from accumlint.trace import Actor, Event, Evidence, Guard, Kind, Place, Turn
 
 LONGEST_TEXT = 80
 NUMBERED = frozenset({"index", "micro_batch", "model", "scaler", "targets", "reaches", "forwards", "data"})
@@ -161,6 +161,23 @@ class Recorder:
         known = self.facts.setdefault(name, [])
         if all(one.place != place for one in known):
             known.append(Evidence(place, text or self.text(node)))
+
+    def cached_by(self, model: Actor) -> str:
+        """What marks the outputs of a model that are computed here without a graph."""
+        return f"cached:{model.uid}:{self._turn}"
+
+    def replays(self, causes: Set[str], models: Iterable[Actor]) -> bool:
+        """Whether outputs of these models, computed without a graph before this turn, are among the causes.
+
+        Those of the same turn (old or reference probabilities, a first pass to condition on) belong to this micro-batch's own loss.
+        """
+        own = {model.uid for model in models}
+        cached = (cause.split(":") for cause in causes if cause.startswith("cached:"))
+        return any(int(uid) in own and turn != self._turn for _, uid, turn in cached)
+
+    @property
+    def _turn(self) -> str:
+        return "/".join(f"{turn.line}.{turn.entry}.{turn.index}" for turn in self.turns)
 
     def new_data(self) -> int:
         """New data was taken in the innermost turn: it begins a micro-batch unless that turn already has one."""

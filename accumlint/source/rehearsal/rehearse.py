@@ -18,6 +18,7 @@ from accumlint.source.reading.program import LONG_FILE, Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.sieve import holds_sign, names_framework_entry
 from accumlint.source.reading.slices import prune
+from accumlint.source.rehearsal.alternatives import Alternatives
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import enters, mentioned, module_reaches, outermost, reached, running, trains
 from accumlint.source.rehearsal.evidence import gather, never_run
@@ -139,16 +140,17 @@ class Rehearsal:
         flips = flips[: MOST_WORLDS - 1]
         doubtful = [answer for answer in flips if answer.weight <= 0 and not RANKS.search(answer.text)]
         idle = Trials(self._tried, lambda other: list(self._traces_of(other, ())), first, default).without_effect(doubtful)
-        for answer in flips:
-            if answer.key in idle:
-                continue
+        left = Alternatives(first, flips)
+        while (answers := left.take(idle)) is not None:
             if spent > MOST_STEPS_IN_ALL:
                 self.limits.append("out of steps: not every setting was flipped")
                 return
-            other = self._run(first.world.flipped(answer))
+            other = self._run(first.world.flipped(*answers))
             if other is not None:
                 spent += other.steps
-                yield from self._traces_of(other, ((answer.text, "false" if answer.holds else "true"),))
+                yield from self._traces_of(other, tuple((answer.text, "false" if answer.holds else "true") for answer in answers))
+                if self.drive is not None and default:
+                    left.learn(answers, other)
 
     def _tried(self, world: World, expected: Expected) -> Machine | None:
         limits = len(self.limits)
@@ -235,7 +237,7 @@ class Rehearsal:
         if not isinstance(cls, Class):
             return None
         call = ast.copy_location(ast.Call(ast.Name(owner.name, ast.Load()), [], []), owner)
-        instance = machine.begun(cls, call, machine.left_open(cls.find("__init__")) if self.drive is not None else None)
+        instance = machine.begun(cls, call, machine.choices_open(cls.find("__init__")) if self.drive is not None else None)
         return machine.attribute(instance, self.entry.name, self.entry) if isinstance(instance, Instance) else None
 
     def _drive(self, machine: Machine, function: Function) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,6 +72,9 @@ class Frame:
         while frame.parent is not None:
             frame = frame.parent
         return frame
+
+
+SETTINGS_NAME = re.compile(r"(^|_)(args|arguments|config|cfg|opts?|options|settings|hparams)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,7 @@ class State:
         self.no_grad = 0
         self.contexts: list[Context] = []
         self.limits: list[str] = []
+        self.asked: dict[int, tuple[int, Opaque]] = {}  # of the if statements come to, how deep and what decides them, where that is open
         self.last_branch: ast.If | None = None
         self.last_test: Value = TRUE  # of the last if statement
         self.entered: set[int] = set()  # ids of the functions that were run
@@ -320,11 +325,21 @@ class State:
         for condition, holds in ((phi.condition, True), (phi.condition.negated, False)):
             if isinstance(condition, Opaque) and TOGETHER.search(condition.text):
                 return holds
+        if self._stands_in(phi):
+            return False
         if isinstance(phi.then, Function) and self._stake(phi.otherwise) > self._stake(phi.then) == 0:
             return False  # a loop that trains before one that evaluates
         if isinstance(phi.then, Opaque) and phi.then.key[0] == "call" and self._is_criterion(phi.otherwise):
             return False  # a criterion that is known before an object that nobody followed
         return not self._is_nothing(phi.then) or self._is_nothing(phi.otherwise)
+
+    @staticmethod
+    def _stands_in(phi: Phi) -> bool:
+        """`if args is None: args = Arguments()`: whoever trains gives arguments of their own."""
+        given = phi.otherwise
+        if phi.condition.key[0] != "none" or not isinstance(given, Opaque) or given.key != phi.condition.key[1]:
+            return False
+        return given.key[0] == "parameter" and SETTINGS_NAME.search(given.text) is not None
 
     @staticmethod
     def _is_criterion(value: Value) -> bool:

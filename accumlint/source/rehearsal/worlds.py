@@ -19,6 +19,7 @@ MOST_WORLDS = 10
 MOST_STEPS = 40_000
 MOST_STEPS_IN_ALL = 80_000
 MOST_EVENTS = 4_000
+SETTLED = -1  # weight of an answer that was given before the loop began
 
 
 OTHER_HARDWARE = re.compile(r"(?<![a-z])(tpu|xla|hpu|npu|mlu)(?![a-z])", re.IGNORECASE)  # updates there have functions of their own
@@ -184,6 +185,8 @@ class World:
         """The answer to a condition: the one given before, the one this world is about, or the preferred one."""
         given = self.answers.get(key)
         if given is not None:
+            if flips and (given.weight == SETTLED or not given.flips) and OTHER_HARDWARE.search(text) is None:
+                self.answers[key] = replace(given, flips=True, weight=weight)  # something hangs on it here
             return given.holds
         if self._is_excluded(key):
             self.answers[key] = Answer(key, text, False, False, weight)
@@ -215,7 +218,7 @@ class World:
 
     def settle(self) -> None:
         """What was answered so far comes last when worlds are chosen."""
-        self.answers = {key: replace(answer, weight=-1) for key, answer in self.answers.items()}
+        self.answers = {key: replace(answer, weight=SETTLED) for key, answer in self.answers.items()}
 
     def settings(self) -> tuple[tuple[str, str], ...]:
         """The answers as a person reads them, the forced ones first."""

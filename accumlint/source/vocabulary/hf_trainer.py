@@ -100,7 +100,9 @@ def _drive_class(machine: Machine, function: Function, *, cls: facts.TrainerClas
     trainer = function.bound
     if isinstance(own, Class) and not (isinstance(trainer, Instance) and trainer.cls is own):
         trainer = machine.begun(
-            own, ast.copy_location(ast.Call(ast.Name(cls.node.name, ast.Load()), [], []), cls.node), machine.left_open(own.find("__init__"))
+            own,
+            ast.copy_location(ast.Call(ast.Name(cls.node.name, ast.Load()), [], []), cls.node),
+            machine.choices_open(own.find("__init__")),
         )
     if not isinstance(trainer, Instance):
         return
@@ -299,12 +301,12 @@ def _name_helper(machine: Machine, override: Function, begun: int) -> None:
 
 
 def _name_return(machine: Machine, function: ast.AST, begun: int, loss: Value) -> None:
-    """Where no loss function was called, the loss is formed in what the function returns."""
+    """Where no loss function was called, the loss is formed in a helper, or in what the function returns."""
     if isinstance(loss, Items) and loss.items:
         loss = machine.force(loss.items[0])
     if not isinstance(loss, Opaque) or any(event.kind is Kind.LOSS for event in machine.recorder.events[begun:]):
         return
-    returned = machine.index.once("returned", function, _last_returned)
+    returned = machine.loss_calls.get(id(function)) or machine.index.once("returned", function, _last_returned)
     if returned is not None:
         machine.recorder.emit(Kind.LOSS, returned, weight=loss.weight)
 

@@ -161,6 +161,16 @@ def mean(state: Machine, call: Call) -> Value | None:
     return made
 
 
+def of_each(state: Machine, call: Call) -> Value | None:
+    """`F.logsigmoid(margins)`: a loss of each sample, as preference losses have it."""
+    value = _operand(state, call)
+    if value is None or value.reduced or not value.forwards:
+        return None
+    made = _derived(state, value, call)
+    made.weight, made.attached = Weight(), True
+    return made
+
+
 def total(state: Machine, call: Call) -> Value | None:
     """`.sum()`: of a loss, each unit counts one; of a mask, it is a count."""
     value = _operand(state, call)
@@ -412,6 +422,7 @@ def _derived(state: Machine, value: Opaque, call: Call) -> Opaque:
 FUNCTIONS: dict[str, Handler] = {
     **dict.fromkeys(LOSS_FUNCTIONS, loss),
     **dict.fromkeys(MAKERS, made_tensor),
+    "logsigmoid": of_each,
     "mean": mean,
     "sum": total,
     "masked_select": selected,

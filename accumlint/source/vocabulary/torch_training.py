@@ -68,8 +68,8 @@ def emit_backward(state: Machine, call: Call, loss: Value, *options: str, factor
     forwards = _with_graphs(state, forwards)
     models = [state.models[index] for index in forwards if index in state.models]
     kinds = set(options)
-    cached = {cause for one in tensors for cause in one.causes if cause.startswith("cached:")}
-    if cached & {f"cached:{actor.uid}" for actor in map(actor_of, models) if actor is not None}:
+    known = [actor for actor in map(actor_of, models) if actor is not None]
+    if state.recorder.replays(frozenset().union(*(one.causes for one in tensors)) if tensors else frozenset(), known):
         kinds.add("replay")
     if "replay" in kinds:
         state.recorder.fact("replays-features", call.node)
