@@ -68,3 +68,28 @@ def test_two_loops_that_train_are_two() -> None:
 def test_every_batch_has_as_many_parts() -> None:
     (found,) = kinds(PARTS)
     assert found == [*[Kind.BACKWARD] * 3, Kind.STEP] * 2
+
+
+TRIAL = """
+import torch
+
+def largest_batches_fit(model, optimizer, batches):
+    for name, batch in batches.items():
+        model(batch).mean().backward()
+        optimizer.zero_grad()
+
+def train(model, optimizer, loader, accumulate_steps, batches):
+    largest_batches_fit(model, optimizer, batches)
+    for i, batch in enumerate(loader):
+        model(batch).mean().backward()
+        if (i + 1) % accumulate_steps == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_a_loop_that_only_tries_tells_no_k() -> None:
+    source = parse(TRIAL.encode(), "train.py")
+    assert isinstance(source, Source)
+    named = {trace.accumulation.text for each in rehearsals(source) for trace in each.traces(3) if trace.accumulation is not None}
+    assert named == {"accumulate_steps"}

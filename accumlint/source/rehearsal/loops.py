@@ -92,6 +92,7 @@ class Loops(State):
             and root is not None
             and root.kind == "length"
             and root.key not in knowledge.proven
+            and not self._is_trial(node)
         ):
             knowledge.learn_accumulation(root)
         self._learn_from_consumer(node, root)
@@ -105,7 +106,7 @@ class Loops(State):
             if Kind.STEP in kinds:
                 if root.key not in knowledge.lengths and root.key not in knowledge.divisible and root.key not in knowledge.accumulations:
                     knowledge.learn_length(root)
-            elif not isinstance(node.iter, ast.Constant):
+            elif not isinstance(node.iter, ast.Constant) and not self._is_trial(node):
                 knowledge.learn_accumulation(root)
         if Kind.BACKWARD in kinds and plan.endless:
             return self.world.batches
@@ -158,6 +159,10 @@ class Loops(State):
             return item
         item = self.force(item)
         return Items([Known(at), item], "tuple") if isinstance(item, Opaque) and item.born else item
+
+    def _is_trial(self, node: ast.For | ast.AsyncFor) -> bool:
+        """Whether a loop clears the gradients of each turn and no step follows: it tries whether memory suffices, or warms up."""
+        return Kind.ZERO in self.index.kinds(node.body) and Kind.STEP not in self.index.kinds(self.index.following(node))
 
     def _is_micro_loop(self, node: ast.For | ast.AsyncFor, plan: Plan) -> bool:
         """Whether each turn is a micro-batch whatever data it takes; passes over one batch that use their number are not."""
