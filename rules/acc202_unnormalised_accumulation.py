@@ -113,9 +113,15 @@ def _divided_by_k(weight: Weight, accumulation: Accumulation) -> bool:
 def _is_whole(weight: Weight, accumulation: Accumulation) -> bool:
     if _divided_by_k(weight, accumulation):
         return False
-    summands = len(weight.terms)  # `(start + end) / 2` is the mean of two losses of one micro-batch
+    summands = [term.weight for term in weight.terms]
+    return not all(_made_smaller(each, len(summands)) for each in summands or [weight])
+
+
+def _made_smaller(weight: Weight, summands: int) -> bool:
+    """Whether a plain number below 1 scales a loss, or a summand of it; a weight that other summands do not share is no division by K."""
+    # `(start + end) / 2` is the mean of two losses of one micro-batch
     constants = [factor for factor in weight.of(Quantity.CONSTANT) if not (factor.power == -1 and factor.value == summands)]
-    return not any(factor.power < 0 or (factor.value is not None and factor.value < 1) for factor in constants)
+    return any(factor.power < 0 or (factor.value is not None and factor.value < 1) for factor in constants)
 
 
 def _divided_by_hook(trace: Trace, contribution: Contribution) -> bool:

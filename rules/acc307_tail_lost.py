@@ -49,6 +49,7 @@ closes later than a full one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import dropwhile, pairwise
 
@@ -57,6 +58,7 @@ from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries, gate_of
 from accumlint.trace import Event, Kind, Trace, Turn, Window
 
+COUNTS_DOWN = re.compile(r">\s*0$")  # what a resumed run passes over lies at the beginning of its first pass
 HELP = "step on the last batch too (`or i + 1 == len(loader)`) and divide that window by its own size, or drop the rest before its forward"
 
 
@@ -85,7 +87,7 @@ def check(trace: Trace) -> Iterator[Finding]:
 def _drops_the_rest(trace: Trace) -> bool:
     """Whether batches from some count on are passed over before their forward: `if step >= steps_per_epoch: continue`."""
     return any(
-        guard.cause in {"gate", "counter"} and not guard.holds and ">" in guard.text
+        guard.cause in {"gate", "counter"} and not guard.holds and ">" in guard.text and not COUNTS_DOWN.search(guard.text)
         for forward in trace.of(Kind.FORWARD)
         for guard in forward.guards
     )
@@ -172,7 +174,7 @@ def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterato
                 window=window,
                 guilty=(before, window.step),
                 place=gate.place if gate and gate.place.path == window.step.in_loop.path else window.step.in_loop,
-                confidence=boundaries.confidence(window.optimizer, before.index, after.index),
+                confidence=boundaries.stands_still(window.optimizer, before.index, after.index),
             )
 
 

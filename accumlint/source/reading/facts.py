@@ -338,6 +338,11 @@ def _file_of(node: ast.AST) -> int:
     return line // FILE_LINES
 
 
+def in_one_file(one: ast.AST, other: ast.AST) -> bool:
+    """Whether two nodes of a program stand in the same file."""
+    return _file_of(one) == _file_of(other)
+
+
 def names_loss(node: ast.AST) -> bool:
     """Whether something is called a loss, or reduced as one is."""
     return any(

@@ -24,6 +24,7 @@ from accumlint.source.reading.facts import (
     Facts,
     FunctionNode,
     Loop,
+    in_one_file,
     terminal,
 )
 from accumlint.source.reading.nodes import every, remember, walk
@@ -62,14 +63,17 @@ class Index(Facts):
 
     def _find_callees(self, node: ast.Call) -> list[FunctionNode]:
         name = terminal(node.func)
-        if name in self.renamed and name not in self.functions and name not in self.classes:
+        called_otherwise = name in self.renamed and name not in self.functions and name not in self.classes
+        if called_otherwise:
             name = self.renamed[name]
         given = functions_in(self, node.args[0]) if name in self.launch_words and node.args else []
         if given:
             return given
         if isinstance(node.func, ast.Name):
             found: list[FunctionNode] = [
-                each for each in self.functions.get(name, []) if each not in self.owner and self.may_be_called(each, node)
+                each
+                for each in self.functions.get(name, [])
+                if each not in self.owner and self.may_be_called(each, node) and not (called_otherwise and in_one_file(each, node))
             ]
             if name in self.classes:
                 found += [member for member in self.class_methods(self.classes[name]) if member.name == "__init__"]

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.reading.nodes import walk
@@ -303,7 +304,10 @@ class Calls(State):
             return None
         made = self.begun(cls, _call_of(given))
         actor = actor_of(made)
-        return made if isinstance(made, Instance) and actor is not None and actor.role is Role.MODEL else None
+        if not isinstance(made, Instance) or actor is None or actor.role is not Role.MODEL:
+            return None
+        made.actor = replace(actor, options=actor.options | {"given"})  # by a caller who may have wrapped it
+        return made
 
     def _generator(self, function: Function, frame: Frame, body: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
         def run(receive: Callable[[Value], None]) -> None:

@@ -7,7 +7,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from accumlint.source.reading.facts import terminal
 from accumlint.source.rehearsal.counts import selects
+from accumlint.source.rehearsal.names import RANK_NAME
 from accumlint.source.rehearsal.state import State
 from accumlint.source.rehearsal.values import (
     NO_ROOTS,
@@ -33,6 +35,8 @@ COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
 }
 ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.Subscript)
 
 
 class Comparisons(State):
@@ -99,6 +103,8 @@ class Comparisons(State):
         )
 
     def _eval_Compare(self, node: ast.Compare) -> Value:
+        if len(node.ops) > 1 and all(isinstance(part, PLAIN) for part in node.comparators[:-1]):
+            return self._eval_BoolOp(self.index.once("pairs", node, lambda _: _in_pairs(node)))
         left = self.force(self.eval(node.left))
         result: Value = TRUE
         for op, right_node in zip(node.ops, node.comparators, strict=False):
@@ -127,9 +133,22 @@ class Comparisons(State):
             left = self.number(left, role="bound") or left
         if isinstance(left, Known) and isinstance(right, Known):
             return self._compare_known(op, left, right, node)
+        if self._is_counter_behind(left, right, node):
+            return self._compare_unknown(MIRRORED.get(type(op), type(op))(), right, left, node)
         if isinstance(left, Items) and isinstance(right, Items) and not (left.open or right.open) and len(left.items) != len(right.items):
             return self.boolean(isinstance(op, ast.NotEq))
         return self._compare_unknown(op, left, right, node)
+
+    def _is_counter_behind(self, left: Value, right: Value, node: ast.Compare) -> bool:
+        """Whether a setting is compared with a counter, `max_steps < step`, which says the same as `step > max_steps`."""
+        counter = isinstance(right, Known) and type(right.value) is int and right.root is None
+        return (
+            counter
+            and bool(self.recorder.turns)
+            and isinstance(left, Opaque)
+            and not (left.born or left.forwards or left.causes or left.quantity is not None)
+            and not any(isinstance(part, ast.Constant) for part in (node.left, *node.comparators))
+        )
 
     def _is_accumulation(self, value: Opaque) -> bool:
         return self.world.knowledge.is_accumulation_name(value.text)
@@ -171,6 +190,8 @@ class Comparisons(State):
         else:
             key = ("compare", name, *self.key(left, right))
         text = self.recorder.text(node)
+        if gates and any(RANK_NAME.search(terminal(part)) for part in (node.left, *node.comparators)):
+            gates = NO_ROOTS  # which of the ranks this is: the counter passes it on some
         if gates and not any(isinstance(part, ast.Constant) for part in (node.left, *node.comparators)):
             # A counter against an unknown end: it has not arrived there yet.
             assert isinstance(left, Known)
@@ -225,6 +246,15 @@ class Comparisons(State):
             return self.boolean((known in wanted[1:]) is positive)
         base = self.opaque(("in", *self.key(left, right)), self.recorder.text(node), left, right)
         return base if positive else self.opaque(("not", base.key), base.text, base, negated=base)
+
+
+def _in_pairs(node: ast.Compare) -> ast.BoolOp:
+    """`a < b < c` as `a < b and b < c`."""
+    sides = [node.left, *node.comparators]
+    pairs: list[ast.expr] = [
+        ast.copy_location(ast.Compare(left, [op], [right]), node) for left, op, right in zip(sides, node.ops, sides[1:], strict=False)
+    ]
+    return ast.copy_location(ast.BoolOp(ast.And(), pairs), node)
 
 
 def _is_moved(value: Opaque) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.calls import SourceRaised
+from accumlint.source.rehearsal.names import RANK_NAME
 from accumlint.source.rehearsal.state import Frame, Signal, State
 from accumlint.source.rehearsal.values import (
     NONE,
@@ -27,7 +27,6 @@ from accumlint.trace import Event, Guard, Kind
 
 PERSONAL = ("loss", "data", "memory", "clock", "rank")
 WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"})
-RANK_NAME = re.compile(r"(^|_)(rank|get_rank)$|^rank_?(id)?$", re.IGNORECASE)
 EXITS = frozenset({("sys", "exit"), ("os", "_exit")})
 LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 

@@ -1,6 +1,10 @@
-"""Names that Python itself provides, and those that tell a counter."""
+"""Names that Python itself provides, and those that tell a counter or a rank."""
 
 from __future__ import annotations
+
+import re
+
+RANK_NAME = re.compile(r"(^|_)(rank|get_rank)$|^rank_?(id)?$", re.IGNORECASE)
 
 BUILTINS = frozenset(
     """

@@ -94,8 +94,8 @@ class Rehearsal:
         """The name of a function or class that other files use and give a model which is not made here; "" where it is made here."""
         if self.entry is None or self.drive is not None:
             return ""
-        forwards = [event for trace in self.traces(3) for event in trace.of(Kind.FORWARD)]
-        if forwards and all(event.model is not None and event.model.known for event in forwards):
+        models = {event.model for trace in self.traces(3) for event in trace.of(Kind.FORWARD)}
+        if models and all(model is not None and model.known and "given" not in model.options for model in models):
             return ""
         return self.owner.name if self.owner is not None else self.entry.name
 

@@ -65,7 +65,7 @@ def emit_backward(state: Machine, call: Call, loss: Value, *options: str, factor
     losses = [state.force(item) for item in loss.items] if isinstance(loss, Items) else [loss]
     tensors = [one for one in losses if isinstance(one, Opaque)]
     forwards = tuple(sorted(frozenset().union(*(one.forwards for one in tensors)))) if tensors else ()
-    forwards = _with_graphs(state, forwards)
+    forwards = _with_graphs(state, forwards) or _of_only_model(state, tensors)
     models = [state.models[index] for index in forwards if index in state.models]
     kinds = set(options)
     known = [actor for actor in map(actor_of, models) if actor is not None]
@@ -105,6 +105,16 @@ def _with_graphs(state: Machine, forwards: tuple[int, ...]) -> tuple[int, ...]:
     events = state.recorder.events
     fresh = {events[index].micro_batch for index in forwards if index not in state.freed}
     return tuple(index for index in forwards if index not in state.freed or events[index].micro_batch in fresh) if fresh else forwards
+
+
+def _of_only_model(state: Machine, tensors: list[Opaque]) -> tuple[int, ...]:
+    """The forwards of this micro-batch, where they are of one model: those behind a loss with a graph whose making was lost on the way."""
+    if not any(one.attached for one in tensors):
+        return ()
+    current = state.recorder.current()
+    found = [event for event in state.recorder.events if event.kind is Kind.FORWARD and event.micro_batch == current]
+    alone = len({actor.uid for event in found for actor in (event.model,) if actor is not None}) == 1
+    return tuple(event.index for event in found) if alone and not state.freed & {event.index for event in found} else ()
 
 
 def _reaches(state: Machine, call: Call, forwards: tuple[int, ...]) -> frozenset[int]:

@@ -363,3 +363,11 @@ def test_a_print_of_the_projects_own_trains_nothing(tmp_path: Path) -> None:
     assert isinstance(source, Source)
     index = Index(program_of(source, library_for(Settings())).tree())
     assert [bool(index.kinds(node)) for node in source.tree.body] == [False, False, False, False, True]
+
+
+def test_a_model_given_to_a_parameter_of_its_class_is_asked_for(lint: Lint) -> None:
+    net = "import torch\n\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x\n\n\n"
+    engine = net + ENGINE.replace("def train_one_epoch(model,", "def train_one_epoch(model: Net,")
+    main = WRAPPED.replace("import train_one_epoch", "import Net, train_one_epoch").replace("torch.nn.Linear(4, 2)", "Net()")
+    assert lint({"engine.py": engine}, "engine.py") == set()
+    assert lint({"engine.py": engine, "main.py": main}, "engine.py") == FOUND

@@ -45,3 +45,11 @@ def test_an_attribute_that_a_constructor_fills_is_no_function_of_its_name(call: 
     tree = ast.parse(MODULE.replace("CALL", call))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node) == call]
     assert [function.name for function in Index(tree).callees(calls[0])] == meant
+
+
+def test_what_an_import_calls_otherwise_is_no_function_of_the_file_itself() -> None:
+    tree = ast.parse("from measure import main as evaluate\n\ndef main():\n    evaluate()\n    main()\n")
+    index = Index(tree)
+    calls = {ast.unparse(node): index.callees(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert calls["evaluate()"] == []
+    assert [function.name for function in calls["main()"]] == ["main"]
