@@ -69,6 +69,8 @@ class Conditions(State):
         sides = self.sides.setdefault(id(node), (node, set()))[1]
         if isinstance(test, Opaque):
             sides.update((True, False))
+            if self.index.once("counts down", node, lambda _: _counts_down(node)):
+                return self._guarded(node, node.orelse, test, False)  # a run that is not resumed
             return self._unknown_branch(node, test)
         holds = self.truth(test)
         sides.update((True, False) if isinstance(test, Known) and (test.roots or test.gates) else (holds,))
@@ -396,6 +398,12 @@ def _is_below(node: ast.AST) -> bool:
         return False
     below = isinstance(node.ops[0], (ast.Lt, ast.LtE)) and isinstance(node.left, ast.Name)
     return below or (isinstance(node.ops[0], (ast.Gt, ast.GtE)) and isinstance(node.comparators[0], ast.Name))
+
+
+def _counts_down(node: ast.If) -> bool:
+    """`if passed_over > 0: passed_over -= 1; continue`: the batches that a resumed run has had already."""
+    counted = {terminal(part.target) for part in node.body if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Sub)}
+    return ways_out(node.body) == {"continue"} and any(terminal(part) in counted for part in walk(node.test))
 
 
 def _deals_out(test: ast.expr) -> bool:
