@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from accumlint.source.reading.facts import ACCUMULATION_NAME, FILE_LINES, LOSS_WORDS, terminal
 from accumlint.source.reading.index import Index
@@ -19,6 +19,9 @@ CRITERION = re.compile(r"cross_entropy|criterion|(^|_)(loss|ce)", re.IGNORECASE)
 HALF = frozenset({"half", "bfloat16"})
 HALF_TYPES = frozenset({"bfloat16", "float16", "half"})
 EMPTY = re.compile(r"^(zeros|empty|new)(_|$)|^Variable$")
+NO_GRADIENTS = frozenset({"no_grad", "inference_mode"})
+EVALUATION = re.compile(r"_*(eval|valid|test|infer|predict)")
+SCOPES = (ast.With, ast.AsyncWith, ast.FunctionDef, ast.AsyncFunctionDef)
 LOGGING = re.compile(r"^(print|log|info|debug|add_scalar|write|set_postfix|set_description|append)$")
 Note = Callable[[str, ast.AST, str], None]
 
@@ -103,13 +106,38 @@ def _pairs_of_a_batch(index: Index) -> Iterator[ast.Call]:
     """Cross entropies whose targets are positions in the batch, `arange(n)`: every other sample of it is a negative."""
     if "arange" not in index.identifiers:
         return
-    assigned = (node for node in every(index.tree, ast.Assign) if isinstance(node, ast.Assign) and _counts_up(node.value))
+    outside: list[ast.AST] = [
+        each for each in index.tree.body if not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    ]
+    scopes = [outside, *([each] for each in every(index.tree, ast.FunctionDef, ast.AsyncFunctionDef))]
+    found = {id(call): call for scope in scopes for call in _coupled(scope)}
+    if found:
+        quiet = {id(part) for scope in every(index.tree, *SCOPES) if _trains_nothing(scope) for part in walk(scope)}
+        yield from (call for call in found.values() if id(call) not in quiet)
+
+
+def _coupled(scope: Sequence[ast.AST]) -> Iterator[ast.Call]:
+    parts = [part for each in scope for part in walk(each)]
+    assigned = (part for part in parts if isinstance(part, ast.Assign) and _counts_up(part.value))
     positions = {terminal(target) for node in assigned for target in node.targets}
-    for node in every(index.tree, ast.Call):
-        if isinstance(node, ast.Call) and len(node.args) >= 2 and CRITERION.search(terminal(node.func)):
-            target = node.args[1]
+    for part in parts:
+        if isinstance(part, ast.Call) and len(part.args) >= 2 and CRITERION.search(terminal(part.func)):
+            target = part.args[1]
             if (isinstance(target, ast.Name) and target.id in positions) or _counts_up(target):
-                yield node
+                yield part
+
+
+def _trains_nothing(scope: ast.AST) -> bool:
+    """Whether a function or a block computes without gradients, by its decorator, its context or its name."""
+    if isinstance(scope, (ast.With, ast.AsyncWith)):
+        contexts = [item.context_expr for item in scope.items]
+    elif isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if EVALUATION.match(scope.name):
+            return True
+        contexts = scope.decorator_list
+    else:
+        return False
+    return any(terminal(each.func if isinstance(each, ast.Call) else each) in NO_GRADIENTS for each in contexts)
 
 
 def _counts_up(node: ast.expr) -> bool:

@@ -30,7 +30,7 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
     found: dict[str, list[Evidence]] = {}
 
     def note(name: str, node: ast.AST, text: str) -> None:
-        found.setdefault(name, []).append(Evidence(recorder.place(node), text))
+        found.setdefault(name, []).append(Evidence(recorder.place(node), text or recorder.text(node)))
 
     varying = _varying_names(index.tree)
     makers: list[ast.Call] = []
