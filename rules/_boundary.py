@@ -53,7 +53,11 @@ class Boundaries:
 
     def leaks(self, window: Window) -> tuple[Event, ...]:
         """The backwards that leave gradients in the optimizer's parameters though they are meant for another optimizer."""
-        return tuple(one for one in window.backwards if not self.means(one, window.optimizer) and self.reaches(one, window.optimizer))
+        return tuple(
+            one
+            for one in window.backwards
+            if self._intended.get(one.place) and not self.means(one, window.optimizer) and self.reaches(one, window.optimizer)
+        )
 
     def means(self, backward: Event, optimizer: Actor | None) -> bool:
         """Whether the step that this line's backward leads up to is one of this optimizer."""
@@ -115,19 +119,24 @@ class Boundaries:
         """For each line with a backward the optimizers that step next, read where the fewest other backwards lie between.
 
         Where two models accumulate side by side, each with a gated step behind its backward, only the boundary's turn tells them apart.
+        A line in whose loop no step ever comes, as in an evaluation that looks at gradients, means none.
         """
         best: dict[Place, tuple[int, frozenset[int]]] = {}
+        stepped = set[Place]()
         backwards = [event.index for event in self.trace.of(Kind.BACKWARD)]
+        lines = {turn.line for event in self.trace.of(Kind.BACKWARD) for turn in event.turns}
         for event in self.trace.of(Kind.BACKWARD):
             steps = self._next_steps(event.index)
             if not steps:
                 continue
+            if any(_in_one_loop(event, step, lines) for step in steps):
+                stepped.add(event.place)
             distance = bisect_right(backwards, steps[0].index) - bisect_right(backwards, event.index)
             uids = frozenset(target.uid for step in steps for target in step.targets)
             known, before = best.get(event.place, (distance, frozenset()))
             if distance <= known:
                 best[event.place] = (distance, uids | before if distance == known else uids)
-        return {place: uids for place, (_, uids) in best.items()}
+        return {place: uids for place, (_, uids) in best.items() if place in stepped}
 
     def _next_steps(self, index: int) -> tuple[Event, ...]:
         position = bisect_right(self._group_starts, index)
@@ -171,6 +180,12 @@ def _models(events: tuple[Event, ...]) -> Iterator[Actor]:
         if event.model is not None:
             yield event.model
         yield from (target for target in event.targets if target.role is Role.MODEL)
+
+
+def _in_one_loop(backward: Event, step: Event, lines: set[int]) -> bool:
+    """Whether one lies in all the loops of the other, in the same pass of them; loops over optimizers do not count."""
+    own, other = passes(backward), frozenset(each for each in passes(step) if each[0] in lines)
+    return own <= other or other <= own
 
 
 def gate_of(step: Event) -> Guard | None:

@@ -245,7 +245,14 @@ class Iteration(State):
         number = value.stop if isinstance(value.stop, Known) else None
         count = self.world.k if number is None else min(int(number.value), MOST_TURNS)
         root = number.root if number is not None and number.root is not None else Root(("chunks", value.uid), value.text, "window")
-        return Plan(count, lambda at: self.datum(node, value.text, ("chunk", value.uid, at)), data=True, root=root)
+        return Plan(count, lambda at: self._chunk(value, node, at), data=True, root=root)
+
+    def _chunk(self, value: Stream, node: ast.AST, at: int) -> Value:
+        """A piece of a batch, or of features that were computed without a graph before."""
+        made = self.datum(node, value.text, ("chunk", value.uid, at))
+        whole = self.force(value.parts[0]) if value.parts else made
+        made.causes |= {cause for cause in getattr(whole, "causes", ()) if cause.startswith("cached:")}
+        return made
 
     def _plan_strides(self, value: Stream) -> Plan:
         """`range(0, size, micro)`: K pieces of one batch."""

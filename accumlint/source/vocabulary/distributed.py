@@ -24,6 +24,7 @@ from accumlint.source.rehearsal.values import (
     Thing,
     Value,
     actor_of,
+    key_of,
 )
 from accumlint.source.vocabulary.base import Handler, as_actor, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role, Wrapper
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from accumlint.source.rehearsal.state import Call
 
 EVERYONE = "all ranks"
+DIFFERENTIABLE = "distributed.nn."  # `torch.distributed.nn.all_gather` and its like
 GROUP_NAME = re.compile(r"(^|[._])(dp|data_parallel|replica|shard|tp|pp)\w*group|group_(dp|tp)$", re.IGNORECASE)
 PROGRESS_NAME = re.compile(r"tqdm|progress|bar$|track|prefetch", re.IGNORECASE)
 
@@ -203,6 +205,9 @@ def all_reduce(state: Machine, call: Call) -> Value | None:
 
 
 def gathered(state: Machine, call: Call) -> Value | None:
+    """What all ranks have: in a list that is handed over, or, with a graph behind it, as the value of the call."""
+    if DIFFERENTIABLE in call.path:
+        return state.opaque(("gathered", *map(key_of, call.args)), state.recorder.text(call.node), *call.args)
     for value in call.args:
         value = state.force(value)
         if isinstance(value, Items):
