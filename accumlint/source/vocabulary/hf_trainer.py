@@ -199,17 +199,25 @@ def _equip(machine: Machine, trainer: Instance, training: Training, cls: facts.T
     trainer.attributes["current_gradient_accumulation_steps"] = training.k
     for name in facts.FLAGS:
         trainer.attributes.pop(name, None)
-    accepts = facts.flag(machine.index, cls, "model_accepts_loss_kwargs")
-    if accepts is None and training.normalised is not None:
-        accepts = facts.accepts_count(machine.index, cls)
-    if accepts is not None:
-        trainer.attributes["model_accepts_loss_kwargs"] = TRUE if accepts else FALSE
+    trainer.attributes["model_accepts_loss_kwargs"] = TRUE if _divides_by_count(machine, cls) else FALSE
+    trainer.attributes.setdefault("compute_loss_func", NONE)
     arguments = machine.force(machine.attribute(trainer, "args", training.function))
     if isinstance(arguments, Opaque):
         arguments.attributes[K_TEXT] = training.k
         arguments.attributes["average_tokens_across_devices"] = TRUE if training.averages_tokens else FALSE
     elif isinstance(arguments, Mapping):
         arguments.items[K_TEXT] = training.k
+
+
+def _divides_by_count(machine: Machine, cls: facts.TrainerClass) -> bool:
+    """Whether the loss is taken over the count; where the model is not seen, whether what computes the loss makes use of it."""
+    accepts = facts.flag(machine.index, cls, "model_accepts_loss_kwargs")
+    if accepts is None:
+        accepts = facts.accepts_count(machine.index, cls)
+    if accepts is not None:
+        return accepts
+    own = cls.overrides.get("compute_loss")
+    return own is None or facts.uses_count(own)
 
 
 def _windows(machine: Machine, training: Training, step: object, *, counted: bool) -> None:
@@ -370,13 +378,20 @@ def compute_loss(state: Machine, call: Call) -> Value | None:
         assert isinstance(held, Opaque)
         count = held.attributes.get(f"[{facts.COUNT!r}]")
     loss = _own_loss(state, training, call.node, given[1:], state.force(count) if count is not None else None)
-    if count is None and call.spread:
+    if (count is None and call.spread) or _computes_it_otherwise(state):
         assert loss.weight is not None
         loss.weight = Weight(loss.weight.factors, known=False)
     outputs = call.argument(2, "return_outputs")
     if outputs is not None and state.truth(outputs):
         return Items([loss, state.opaque((KEY, "outputs", state.steps), "outputs", loss)], "tuple")
     return loss
+
+
+def _computes_it_otherwise(state: Machine) -> bool:
+    """Whether the trainer has been given a `compute_loss_func`, which then makes the loss."""
+    trainer = state.frame.function.bound if state.frame.function is not None else None
+    given = trainer.attributes.get("compute_loss_func", NONE) if isinstance(trainer, Instance) else NONE
+    return not (isinstance(given, Known) and given.value is None)
 
 
 def training_step(state: Machine, call: Call) -> Value | None:

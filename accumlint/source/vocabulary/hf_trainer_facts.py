@@ -219,6 +219,11 @@ def is_counted(index: Index, cls: TrainerClass) -> bool:
     )
 
 
+def uses_count(function: FunctionNode) -> bool:
+    """Whether a function reads the count that it is given."""
+    return any(isinstance(part, ast.Name) and part.id == COUNT and isinstance(part.ctx, ast.Load) for part in walk(function))
+
+
 def _reads_labels(node: ast.AST, names: set[str]) -> bool:
     if isinstance(node, ast.Subscript):
         return terminal(node.value) in names and _is_labels(node.slice)
