@@ -12,7 +12,6 @@ from functools import cached_property
 from accumlint.config import Settings
 from accumlint.source.reading.facts import FILE_LINES, FunctionNode
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.program import LONG_FILE, Program
 from accumlint.source.reading.relevance import Relevance
@@ -22,6 +21,7 @@ from accumlint.source.rehearsal.alternatives import Alternatives
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import enters, mentioned, module_reaches, outermost, reached, running, trains
 from accumlint.source.rehearsal.evidence import gather, never_run
+from accumlint.source.rehearsal.given import DATA_NAME, flags
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import Expected, OpenTurn, Recorder
@@ -35,7 +35,6 @@ from accumlint.source.vocabulary.project_wrappers import signs
 from accumlint.source.vocabulary.registry import vocabulary_for
 from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
 
-DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
 MOST_RESTARTS = 12
 WORLDS_WITHOUT_BACKWARD = 3  # that are tried where the first one trains nothing
@@ -260,7 +259,7 @@ class Rehearsal:
 
     def _given(self, machine: Machine, function: Function, name: str, kept: dict[str, Value]) -> Value:
         """A parameter of a driven function: an object that is used by its attributes stays, the rest is new data each time."""
-        if name in self.index.once("flags", function.node, _flags) or (self.index.usage.get(name) and not DATA_NAME.search(name)):
+        if name in self.index.once("flags", function.node, flags) or (self.index.usage.get(name) and not DATA_NAME.search(name)):
             return kept.setdefault(name, machine.parameter(function, name))
         return machine.datum(function.node, name)
 
@@ -309,25 +308,6 @@ def _forget_losses(value: Value) -> None:
                 del value.attributes[name]
             else:
                 _forget_losses(part)
-
-
-def _flags(function: ast.AST) -> frozenset[str]:
-    """The names that a function asks for their truth, or compares with a constant: settings of the call, not its data."""
-    found: set[str] = set()
-    pending: list[ast.expr] = [part.test for part in walk(function) if isinstance(part, (ast.If, ast.IfExp, ast.Assert))]
-    while pending:
-        test = pending.pop()
-        if isinstance(test, ast.Name):
-            found.add(test.id)
-        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            pending.append(test.operand)
-        elif isinstance(test, ast.BoolOp):
-            pending.extend(test.values)
-        elif isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and not isinstance(test.ops[0], (ast.Is, ast.IsNot)):
-            plain = all(isinstance(part, ast.Constant) for part in test.comparators)
-            if plain and not DATA_NAME.search(test.left.id):
-                found.add(test.left.id)
-    return frozenset(found)
 
 
 def split_by_loop(events: list[Event]) -> list[tuple[Event, ...]]:

@@ -288,6 +288,10 @@ class State:
                 _inherit(made, part)  # type: ignore[arg-type]
             elif kind is Known:
                 made.gates |= part.gates  # type: ignore[union-attr]
+            elif kind is Phi:
+                for side in _choices(part):  # type: ignore[arg-type]
+                    if isinstance(side, Opaque):
+                        _inherit(made, side)
             elif kind is Items:
                 for item in part.items[:SAMPLES]:  # type: ignore[union-attr]
                     if isinstance(item, Opaque):
