@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from accumlint.findings import Finding
+from accumlint.findings import Finding, Severity
 from accumlint.rule import Rule
 from accumlint.trace import Trace
 
@@ -23,13 +23,14 @@ class Rehearsal(Protocol):
 def judge(trace: Trace, rules: Iterable[Rule]) -> list[Finding]:
     """What the rules say of one rehearsal or run, one finding a code and place."""
     found: dict[tuple[str, str, int, int], Finding] = {}
+    assumed = Severity.INFO if trace.fact("assumes-k") else None  # nothing shows that it accumulates at all
     for each in rules:
         if not (each.every_loop or trace.accumulates):
             continue
         for finding in each.check(trace):
-            found.setdefault(
-                finding.key, replace(finding, severity=each.severity if finding.severity is None else finding.severity, trace=trace)
-            )
+            own = each.severity if finding.severity is None else finding.severity
+            severity = own if assumed is None else assumed
+            found.setdefault(finding.key, replace(finding, severity=severity, trace=trace))
     return list(found.values())
 
 

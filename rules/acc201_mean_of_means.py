@@ -56,43 +56,44 @@ from accumlint.rules._division import (
     varies,
     without_term_weights,
 )
-from accumlint.trace import Evidence, Place, Trace, Window
+from accumlint.trace import Event, Evidence, Kind, Place, Trace, Window
 from accumlint.weight import Quantity, Weight
 
 
 @rule("ACC201", "mean-of-means", Severity.ERROR, measured="coefficients differ between micro-batches or ranks in the ratio of 1/n")
 def check(trace: Trace) -> Iterator[Finding]:
-    windows = [(window, [(each, _uneven_mean(trace, each)) for each in found]) for window, found in accumulating(trace)]
-    otherwise = {each.backward.place for _, found in windows for each, mean in found if mean is None}  # a mean in some micro-batches only
+    windows = [(window, [(each, _uneven_means(trace, each)) for each in found]) for window, found in accumulating(trace)]
+    otherwise = {each.backward.place for _, found in windows for each, means in found if not means}  # a mean in some micro-batches only
     for window, found in windows:
-        averaged = [(each, *mean) for each, mean in found if mean is not None and each.backward.place not in otherwise]
-        if len({each.weight.share for each, _, _ in averaged}) != 1:
+        averaged = [(each, means) for each, means in found if means and each.backward.place not in otherwise]
+        if len({each.weight.share for each, _ in averaged}) != 1:
             continue
-        for each, mean, evidence in averaged:
-            guilty, text = _division(each, mean, window)
+        for each, means in averaged:
             by_hand = any(not factor.implicit for factor in each.divisions)
-            yield at(
-                "ACC201",
-                each.backward,
-                f"`{text or setting(trace)}` gives every micro-batch the same weight, but the number of targets varies "
-                f"({evidence.text or 'see the data'}): a target counts more in a micro-batch that has few",
-                help="sum the losses and divide by the number of valid targets of the whole window, over all ranks",
-                window=window,
-                place=guilty,
-                severity=None if by_hand else Severity.INFO,
-            )
+            for mean, evidence in means:
+                guilty, text = _division(each, mean, window)
+                yield at(
+                    "ACC201",
+                    each.backward,
+                    f"`{text or setting(trace)}` gives every micro-batch the same weight, but the number of targets varies "
+                    f"({evidence.text or 'see the data'}): a target counts more in a micro-batch that has few",
+                    help="sum the losses and divide by the number of valid targets of the whole window, over all ranks",
+                    window=window,
+                    place=guilty,
+                    severity=None if by_hand else Severity.INFO,
+                )
 
 
-def _uneven_mean(trace: Trace, contribution: Contribution) -> tuple[Weight, Evidence] | None:
-    """The mean that is divided by K once and what says that its n differs; of a sum of losses, the first such term."""
+def _uneven_means(trace: Trace, contribution: Contribution) -> list[tuple[Weight, Evidence]]:
+    """The means that are divided by K once, with what says that their n differs: those of a sum's terms, else the loss as a whole."""
     own = contribution.backward.weight or Weight(known=False)
-    pairs = [(own, contribution.weight)]
-    pairs += [(term.weight, scaled.weight) for term, scaled in zip(own.terms, contribution.weight.terms, strict=False)]
-    for one, scaled in pairs:
-        evidence = varies(trace, scaled) if _mean_over_k(one, scaled) else None
-        if evidence is not None:
-            return scaled, evidence
-    return None
+    terms = [(term.weight, scaled.weight) for term, scaled in zip(own.terms, contribution.weight.terms, strict=False)]
+    return _uneven(trace, terms) or _uneven(trace, [(own, contribution.weight)])
+
+
+def _uneven(trace: Trace, pairs: list[tuple[Weight, Weight]]) -> list[tuple[Weight, Evidence]]:
+    found = [(scaled, varies(trace, scaled)) for one, scaled in pairs if _mean_over_k(one, scaled)]
+    return [(scaled, evidence) for scaled, evidence in found if evidence is not None]
 
 
 def _mean_over_k(own: Weight, scaled: Weight) -> bool:
@@ -107,7 +108,14 @@ def _division(contribution: Contribution, mean: Weight, window: Window) -> tuple
             return factor.place, f"/ {factor.text}" if factor.text else ""
     backward = contribution.backward
     taken = next((factor for factor in mean.of(Quantity.UNITS) if factor.power < 0), None)
-    if taken is None or taken.root == "model" or (taken.place is not None and taken.place.path != backward.place.path):
+    loss = _behind(taken.place, backward, window) if taken is not None and taken.place is not None else loss_of(backward, window)
+    if taken is None or taken.root == "model" or loss.place.path != backward.place.path:
         return backward.place, backward.text
-    loss = loss_of(backward, window)
     return loss.place, loss.text
+
+
+def _behind(division: Place, backward: Event, window: Window) -> Event:
+    """The loss that a division takes the mean of: the last one above it, where several are added up."""
+    own = [event for event in window.of(Kind.LOSS) if event.micro_batch == backward.micro_batch and event.index < backward.index]
+    above = [event for event in own if event.place.path == division.path == backward.place.path and event.place.line <= division.line]
+    return max(above, key=lambda event: event.place.line, default=loss_of(backward, window))

@@ -31,6 +31,7 @@ FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = (
     (b"def training_step", b"num_items_in_batch"),
     (b"compute_loss_func", b"Trainer"),
     (b"def training_step", b"accumulate_grad_batches"),
+    (b"def training_step", b"LightningModule"),
 )
 
 # Each alternative begins with a plain character, which lets the matcher leap from one to the next.

@@ -135,12 +135,21 @@ def _name(node: ast.AST) -> str:
 def _ignored(tree: ast.Module) -> set[str]:
     """The spellings of the ignored index: -100, what is given as `ignore_index=`, names bound to -100 or to a loss's own index."""
     found = {str(IGNORED)}
-    for node in every(tree, ast.Assign, ast.keyword):
-        if isinstance(node, ast.Assign) and (_spelled(node.value) == str(IGNORED) or _is_ignore_index(node.value)):
+    for node in every(tree, ast.Assign, ast.keyword, ast.arguments):
+        if isinstance(node, ast.arguments):
+            found.update(_names_by_default(node))
+        elif isinstance(node, ast.Assign) and (_spelled(node.value) == str(IGNORED) or _is_ignore_index(node.value)):
             found.update(target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.keyword) and node.arg == "ignore_index":
             found.add(_spelled(node.value))
     return found - {""}
+
+
+def _names_by_default(node: ast.arguments) -> Iterator[str]:
+    """`def masked_loss(logits, targets, mask, ignore_index=-100)`: the parameters that are -100 unless something else is given."""
+    positional = [*node.posonlyargs, *node.args]
+    pairs = [*zip(reversed(positional), reversed(node.defaults), strict=False), *zip(node.kwonlyargs, node.kw_defaults, strict=True)]
+    yield from (one.arg for one, default in pairs if default is not None and _spelled(default) == str(IGNORED))
 
 
 def _written(tree: ast.Module) -> set[int]:

@@ -23,7 +23,7 @@ class Alternatives:
         self.pending: list[tuple[Answer, ...]] = [(answer,) for answer in answers]
         self.chained: list[tuple[int, tuple[Answer, ...]]] = []  # by how deep in the calls the last one is asked
         self.seen = set(first.asked)  # ids of if statements
-        self.answered = set(first.world.answers)
+        self.answered = {answer.text for answer in first.world.answers.values()}
         self.taken = 0  # of those that are chained
 
     def take(self, idle: Container[Key]) -> tuple[Answer, ...] | None:
@@ -41,16 +41,18 @@ class Alternatives:
         """Notes the conditions that only the world of these answers has come to."""
         new = {node: asked for node, asked in other.asked.items() if node not in self.seen}
         found = [(depth, key) for depth, test in new.values() for key in _asked(test)]
-        found += [(DEEPEST_CALL, key) for key in other.world.answers if key not in self.answered]  # what values hang on
+        found += [
+            (DEEPEST_CALL, key) for key, answer in other.world.answers.items() if answer.text not in self.answered
+        ]  # what values hang on
         self.seen |= new.keys()
-        self.answered |= other.world.answers.keys()
+        self.answered |= {answer.text for answer in other.world.answers.values()}
         if len(answers) >= MOST_TOGETHER:
             return
-        known = {answer.key for answer in answers}
+        known = {answer.text for answer in answers}
         for depth, key in found:
             answer = other.world.answers.get(key)
-            if answer is not None and answer.flips and answer.weight > SETTLED and key not in known:
-                known.add(key)
+            if answer is not None and answer.flips and answer.weight > SETTLED and answer.text not in known:
+                known.add(answer.text)
                 self.chained.append((depth, (*answers, answer)))
         self.chained.sort(key=lambda each: each[0])
 

@@ -185,8 +185,8 @@ class World:
         """The answer to a condition: the one given before, the one this world is about, or the preferred one."""
         given = self.answers.get(key)
         if given is not None:
-            if flips and (given.weight == SETTLED or not given.flips) and OTHER_HARDWARE.search(text) is None:
-                self.answers[key] = replace(given, flips=True, weight=weight)  # something hangs on it here
+            if flips and given.flips and given.weight == SETTLED:  # something hangs on it in the loop as well
+                self.answers[key] = replace(given, weight=weight)
             return given.holds
         if self._is_excluded(key):
             self.answers[key] = Answer(key, text, False, False, weight)

@@ -48,6 +48,7 @@ from accumlint.source.rehearsal.values import (
 from accumlint.source.vocabulary import hf_trainer_facts as facts
 from accumlint.source.vocabulary.base import Entry, Handler, receiver_of
 from accumlint.source.vocabulary.engines import division
+from accumlint.source.vocabulary.played import name_helper
 from accumlint.source.vocabulary.torch_training import emit_backward
 from accumlint.trace import Actor, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
@@ -292,20 +293,11 @@ def _training_step(machine: Machine, training: Training, trainer: Instance, batc
         named = {} if isinstance(training.count, Known) else {facts.COUNT: training.count}
         begun = len(machine.recorder.events)
         loss = machine.force(machine.call_function(bind(override, trainer), [training.model, batch], named, None))
-        _name_helper(machine, override, begun)
+        name_helper(machine, override.node, begun)
         _name_return(machine, override.node, begun, loss)
     else:
         loss = _own_loss(machine, training, _node(machine, training.function, "self.compute_loss(model, inputs)"), [batch], training.count)
     _go_backward(machine, training, loss)
-
-
-def _name_helper(machine: Machine, override: Function, begun: int) -> None:
-    """Where the loss was formed in a helper, the call of that helper in the override is where it can be mended."""
-    losses = [event for event in machine.recorder.events[begun:] if event.kind is Kind.LOSS]
-    node = machine.loss_calls.get(id(override.node))
-    first, last = override.node.lineno, override.node.end_lineno or override.node.lineno
-    if losses and node is not None and not first <= losses[-1].place.line <= last:
-        machine.recorder.emit(Kind.LOSS, node, weight=losses[-1].weight)
 
 
 def _name_return(machine: Machine, function: ast.AST, begun: int, loss: Value) -> None:

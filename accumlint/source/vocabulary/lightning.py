@@ -41,7 +41,7 @@ from accumlint.source.vocabulary.base import Attribute, Entry, Handler, as_actor
 from accumlint.source.vocabulary.engines import ONE, accumulation, division
 from accumlint.source.vocabulary.fabric import clipped, scaled_backward
 from accumlint.source.vocabulary.lightning_module import K_NAME, Module, argument_of, begin, current, trainers
-from accumlint.source.vocabulary.played import entered, parameters_of, turn
+from accumlint.source.vocabulary.played import entered, name_helper, parameters_of, turn
 from accumlint.trace import Actor, Kind, Role
 from accumlint.weight import Factor, Quantity
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 SIGNS = frozenset({"manual_backward", "automatic_optimization"})
 TRACKED = frozenset({"optimizers", "lr_schedulers", "toggle_optimizer", "untoggle_optimizer", "toggle_model", "automatic_optimization"})
-SIEVE = ((b"def training_step", K_NAME.encode()),)
+SIEVE = ((b"def training_step", K_NAME.encode()), (b"def training_step", b"LightningModule"))
 
 STEP = "training_step"
 OWN_LOOP = frozenset({"optimizer_step", "backward", "optimizer_zero_grad"})  # overrides of what the Trainer does by itself
@@ -70,8 +70,11 @@ def entries(index: Index) -> Iterator[Entry]:
         if _is_manual(index, cls, method):
             if Kind.BACKWARD in index.kinds(method):
                 yield Entry(method, drive_manual)
-        elif _is_plainly_automatic(index, cls, method):
-            yield Entry(method, drive_automatic)
+        elif _is_automatic(index, cls, method):
+            if K_NAME in mentioned(index, method) or argument_of(index, K_NAME) is not None:
+                yield Entry(method, drive_automatic)
+            elif not trainers(index):
+                yield Entry(method, drive_unseen)
 
 
 def _is_manual(index: Index, cls: ast.ClassDef, method: FunctionNode) -> bool:
@@ -89,13 +92,22 @@ def _says_manual(cls: ast.ClassDef) -> bool:
     return False
 
 
-def _is_plainly_automatic(index: Index, cls: ast.ClassDef, method: FunctionNode) -> bool:
-    """A direct LightningModule that leaves the loop to a Trainer whose K the source shows."""
-    own = {member.name for member in index.class_methods(cls)}
-    direct = bool(cls.bases) and all(terminal(base) == "LightningModule" for base in cls.bases)
-    if not direct or own & OWN_LOOP or _says_manual(cls) or "optimizer_idx" in _arguments(method):
-        return False
-    return K_NAME in mentioned(index, method) or argument_of(index, K_NAME) is not None
+def _is_automatic(index: Index, cls: ast.ClassDef, method: FunctionNode) -> bool:
+    """A LightningModule that leaves the loop to a Trainer."""
+    own = {member.name for member in index.class_methods(cls) if not _delegates(member)}
+    derives = any(terminal(base) == "LightningModule" for base in cls.bases)
+    return derives and not (own & OWN_LOOP or _says_manual(cls) or "optimizer_idx" in _arguments(method))
+
+
+def _delegates(method: FunctionNode) -> bool:
+    """Whether an override leaves the matter to the framework's own method."""
+    return any(
+        isinstance(part, ast.Attribute)
+        and part.attr == method.name
+        and isinstance(part.value, ast.Call)
+        and terminal(part.value.func) == "super"
+        for part in walk(method)
+    )
 
 
 def _arguments(method: FunctionNode) -> set[str]:
@@ -188,6 +200,12 @@ def drive_automatic(state: Machine, function: Function) -> None:
             _automatic_step(state, module, function, at, targets)
 
 
+def drive_unseen(state: Machine, function: Function) -> None:
+    """The same of a module whose Trainer lies elsewhere: that it accumulates is only assumed."""
+    state.recorder.fact("assumes-k", function.node)
+    drive_automatic(state, function)
+
+
 def _k_of_trainer(state: Machine) -> Known:
     given = argument_of(state.index, K_NAME)
     if given is None and len(trainers(state.index)) == 1:
@@ -201,7 +219,9 @@ def _k_of_trainer(state: Machine) -> Known:
 
 def _automatic_step(state: Machine, module: Module, function: Function, at: int, targets: tuple[Actor, ...]) -> None:
     k = module.k.value
+    begun = len(state.recorder.events)
     loss = _loss_in(state, _micro_batch(state, module, function, at))
+    name_helper(state, function.node, begun)
     node = _place(state, function)
     if loss is None:
         return

@@ -55,6 +55,15 @@ def kinds_of(state: Machine, value: Value | None) -> frozenset[Kind]:
     return frozenset()
 
 
+def name_helper(state: Machine, function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, begun: int) -> None:
+    """Where the loss was formed in a helper, the call of that helper in a framework's own method is where it can be mended."""
+    losses = [event for event in state.recorder.events[begun:] if event.kind is Kind.LOSS]
+    node = state.loss_calls.get(id(function))
+    first, last = function.lineno, function.end_lineno or function.lineno
+    if losses and node is not None and not first <= losses[-1].place.line <= last:
+        state.recorder.emit(Kind.LOSS, node, weight=losses[-1].weight)
+
+
 def parameters_of(function: Function) -> list[str]:
     """The names of a function's positional parameters, without `self`."""
     arguments = function.node.args

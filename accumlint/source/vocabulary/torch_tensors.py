@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, SAME_SHAPE, SELECTED, identity, is_tensor, scale
-from accumlint.source.rehearsal.counts import BY_INDEX, count, guard, selects
+from accumlint.source.rehearsal.counts import BY_INDEX, count, guard, last_part, selects
 from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind
@@ -58,6 +58,7 @@ MAKERS = (
     "randperm",
     "eye",
 )
+LENGTHS = re.compile(r"(^|_)(lens|lengths)$")  # of the sequences of a batch
 INPUT_NAMES = re.compile(r"attention_mask|input_ids|inputs?_|padding_mask")
 
 
@@ -94,6 +95,10 @@ def _of_what_is_left(made: Opaque, weight: Weight) -> Weight:
         return weight
     if BY_INDEX in made.causes:
         return replace(weight, factors=tuple(replace(factor, root="ignoring") for factor in weight.factors))
+    return _uneven(weight)
+
+
+def _uneven(weight: Weight) -> Weight:
     return replace(weight, factors=tuple(replace(factor, uneven=True) for factor in weight.factors))
 
 
@@ -172,9 +177,12 @@ def of_each(state: Machine, call: Call) -> Value | None:
 
 
 def total(state: Machine, call: Call) -> Value | None:
-    """`.sum()`: of a loss, each unit counts one; of a mask, it is a count."""
+    """`.sum()`: of a loss, each unit counts one; of a mask, it is a count, and so it is of lengths."""
     value = _operand(state, call)
-    if value is None or not is_tensor(value):
+    if value is None:
+        return None
+    lengths = LENGTHS.search(last_part(value.text)) is not None and not (value.forwards or _has_dimension(call))
+    if not (lengths or is_tensor(value)):
         return None
     if value.forwards:
         made = _derived(state, value, call)
@@ -185,6 +193,10 @@ def total(state: Machine, call: Call) -> Value | None:
         return made
     if value.quantity is not None:
         return value
+    if lengths:
+        made = counted(state, Quantity.UNITS, ("sum", value.key), call, value)
+        made.weight = _uneven(made.weight) if made.weight is not None else None
+        return made
     quantity = Quantity.INPUTS if INPUT_NAMES.search(value.text) else Quantity.UNITS
     return counted(state, quantity, ("sum", value.key), call, value)
 

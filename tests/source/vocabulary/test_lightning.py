@@ -7,6 +7,8 @@ from textwrap import dedent
 
 import pytest
 
+from accumlint.judge import judge_rehearsal
+from accumlint.rule import catalogue
 from accumlint.source.reading.parse import Source, parse
 from accumlint.source.rehearsal.rehearse import rehearsals
 from accumlint.trace import Kind, Trace, Wrapper
@@ -154,3 +156,50 @@ def test_a_module_without_its_trainer_divides_by_the_same_k(spelled: str) -> Non
     assert weights == {Fraction(1, 9)}
     assert trace.accumulation is not None
     assert trace.accumulation.text.endswith("accumulate_grad_batches")
+
+
+UNSEEN_TRAINER = """
+    import lightning as L
+    import torch
+    import torch.nn.functional as F
+
+    class Tagger(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        {override}
+
+        def training_step(self, batch, batch_idx):
+            logits = self.layer(batch["x"])
+            valid = (batch["y"] != -100).sum()
+            loss = F.cross_entropy(logits, batch["y"], ignore_index=-100, reduction="sum") / {count}
+            return {{"loss": loss}}
+"""
+
+
+def _noted(source: str) -> set[tuple[str, str, int]]:
+    [rehearsal] = rehearsals(parse(dedent(source).encode(), "module.py"))
+    findings = judge_rehearsal(rehearsal, catalogue().values())
+    return {(finding.code, str(finding.severity), finding.place.line) for finding in findings}
+
+
+@pytest.mark.parametrize("override", ["", "def backward(self, *args):\n            super().backward(*args)"])
+def test_a_module_whose_trainer_lies_elsewhere_is_noted_as_if_it_accumulated(override: str) -> None:
+    source = UNSEEN_TRAINER.format(count="valid", override=override)
+    line = dedent(source).splitlines().index(next(each for each in dedent(source).splitlines() if "loss = " in each)) + 1
+    assert _noted(source) == {("ACC201", "info", line), ("ACC208", "info", line)}
+
+
+def test_a_module_whose_trainer_lies_elsewhere_may_divide_by_a_fixed_count() -> None:
+    assert not _noted(UNSEEN_TRAINER.format(count="512", override=""))
+
+
+def test_a_trainer_that_is_seen_and_given_no_k_accumulates_nothing() -> None:
+    source = UNSEEN_TRAINER.format(count="valid", override="") + '\n    L.Trainer(max_epochs=1, precision="32").fit(Tagger(), loader)\n'
+    assert not list(rehearsals(parse(dedent(source).encode(), "module.py")))
+
+
+def test_an_override_that_goes_backward_by_itself_is_left_alone() -> None:
+    source = UNSEEN_TRAINER.format(count="valid", override="def optimizer_step(self, *args):\n            args[2].step()")
+    assert not any(rehearsal.traces(3) for rehearsal in rehearsals(parse(dedent(source).encode(), "module.py")))
