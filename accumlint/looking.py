@@ -46,11 +46,19 @@ class Look:
                 traced = traced or bool(traces)
                 self.gave_up |= bool(rehearsal.limits) or any(trace.limits or not trace.followed for trace in traces)
                 self.asks += filter(None, [rehearsal.asks_callers])
+                if library is not None and rehearsal.is_one_epoch and not self._is_called(source.path, rehearsal, library):
+                    self._judge(rehearsal.of_two_epochs())
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # a bug here must not keep the rest of a tree from being linted
             self._failed(error)
         self.gave_up |= not traced and "backward" in source.text
+
+    def _is_called(self, path: str, rehearsal: Rehearsal, library: Library) -> bool:
+        """Whether a file that imports from this one calls what a rehearsal starts with: then it tells how often."""
+        use = library.callers.of(path, [rehearsal.asks_callers])
+        self.followed += use.asked
+        return any(library.callers.mentions(each, f"{rehearsal.function}(") for each in use.starts)
 
     def from_callers(self, path: str, options: Options, library: Library, is_linted: Callable[[str], bool]) -> None:
         """Judges what those who use the file do with it, and keeps what is found in it; callers that are linted anyway are left to that."""

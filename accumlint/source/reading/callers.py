@@ -62,6 +62,10 @@ class Callers:
         asked = {each + end for each in folders for end in (os.sep, SIZES)} | {each for each in seen if each != path}
         return Use(tuple(found[:MOST_CALLERS]), tuple(sorted(asked)))
 
+    def mentions(self, path: str, text: str) -> bool:
+        """Whether some text stands in a file."""
+        return text.encode() in self._read(path)
+
     def _near(self, folder: str) -> tuple[list[str], list[str]]:
         """The modules of the project, those in the folder and below first, then those in and below each one above; and the folders."""
         files: list[str] = []

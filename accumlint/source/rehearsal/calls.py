@@ -55,6 +55,7 @@ class Calls(State):
     """Carries out calls."""
 
     vocabulary: Vocabulary
+    memory: dict[Any, Any]
 
     @property
     def _machine(self) -> Machine:
@@ -289,10 +290,12 @@ class Calls(State):
 
     def parameter(self, function: Function, name: str) -> Value:
         """A parameter that nobody gives: known by name and use only, or a model of the class that its annotation names."""
-        model = self._annotated_model(function, name)
-        if model is not None:
-            return model
-        return self.opaque(("parameter", function.name, getattr(function.node, "lineno", 0), name), name, name=name)
+        given = self.memory.setdefault(("parameter", id(function.node)), {})  # whoever calls it again gives the same objects
+        if name not in given:
+            lineno = getattr(function.node, "lineno", 0)
+            given[name] = self._annotated_model(function, name) or self.opaque(("parameter", function.name, lineno, name), name, name=name)
+        known: Value = given[name]
+        return known
 
     def _annotated_model(self, function: Function, name: str) -> Value | None:
         arguments = function.node.args

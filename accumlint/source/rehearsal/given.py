@@ -1,10 +1,12 @@
-"""What a function that nobody here calls is given: which of its parameters are settings of the call, and which are data."""
+"""What a function that nobody here calls is given, and how often: its settings and its data, and a pass over the data in each epoch."""
 
 from __future__ import annotations
 
 import ast
 import re
 
+from accumlint.source.reading.facts import FunctionNode
+from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 
 DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
@@ -33,3 +35,17 @@ def _spells(test: ast.Compare) -> bool:
     """Whether something is compared with words: `phase in ["G", "D"]`."""
     sides = [side for each in test.comparators for side in (each.elts if isinstance(each, (ast.List, ast.Tuple, ast.Set)) else [each])]
     return bool(sides) and all(isinstance(side, ast.Constant) and isinstance(side.value, str) for side in sides)
+
+
+EPOCH = re.compile(r"^(cur(rent)?_?)?epoch(_?(idx|index|id|num|number|i|no))?$", re.IGNORECASE)
+ONE_EPOCH = re.compile(r"(^|_)epoch$", re.IGNORECASE)
+
+
+def does_one_epoch(index: Index, entry: FunctionNode) -> bool:
+    """Whether a function goes over the data once, as one that its caller runs in every epoch: by its name, or by the epoch it is told."""
+    arguments = entry.args
+    told = any(EPOCH.search(each.arg) for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    if not (told or ONE_EPOCH.search(entry.name)):
+        return False
+    loops = [part for part in walk(entry) if isinstance(part, (ast.For, ast.AsyncFor, ast.While))]
+    return not any(index.has_inner_backward_loop(loop) and not index.gates_outside_inner_loops(loop) for loop in loops)

@@ -6,7 +6,7 @@ import ast
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from accumlint.config import Settings
@@ -21,15 +21,26 @@ from accumlint.source.rehearsal.alternatives import Alternatives
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import enters, mentioned, module_reaches, outermost, reached, running, trains
 from accumlint.source.rehearsal.evidence import gather, never_run
-from accumlint.source.rehearsal.given import DATA_NAME, flags
+from accumlint.source.rehearsal.given import DATA_NAME, does_one_epoch, flags
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import Expected, OpenTurn, Recorder
 from accumlint.source.rehearsal.skips import narrowed
+from accumlint.source.rehearsal.splitting import split_by_loop
 from accumlint.source.rehearsal.state import Leave
 from accumlint.source.rehearsal.trials import Trials
 from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Opaque, Value
-from accumlint.source.rehearsal.worlds import MOST_STEPS_IN_ALL, MOST_WORLDS, Alike, Differs, Knowledge, OutOfSteps, Restart, World
+from accumlint.source.rehearsal.worlds import (
+    MOST_STEPS_IN_ALL,
+    MOST_WORLDS,
+    OUTER_TURNS,
+    Alike,
+    Differs,
+    Knowledge,
+    OutOfSteps,
+    Restart,
+    World,
+)
 from accumlint.source.vocabulary.base import Vocabulary
 from accumlint.source.vocabulary.project_wrappers import signs
 from accumlint.source.vocabulary.registry import vocabulary_for
@@ -70,6 +81,7 @@ class Rehearsal:
     limits: list[str] = field(default_factory=list)
     follows: bool = True  # into the other files of the project; where that leads too far the file alone is rehearsed
     opens: bool = False  # gives the entry more than the None of its defaults, with which it raises
+    passes: int = 1  # how often whoever calls the entry does
     passes_raises: bool = False  # takes helpers without events that raise in every run for ones that give something unknown
     _traces: dict[int, list[Trace]] = field(default_factory=dict)
     _rest: dict[int, Iterator[Trace]] = field(default_factory=dict)
@@ -97,6 +109,19 @@ class Rehearsal:
         if models and all(model is not None and model.known and "given" not in model.options for model in models):
             return ""
         return self.owner.name if self.owner is not None else self.entry.name
+
+    @property
+    def is_one_epoch(self) -> bool:
+        """Whether the entry is what others call in every epoch, and accumulates: then what one pass leaves meets the next."""
+        if not self.asks_callers or self.entry is None or not self.index.reaches_backward_in_loop(self.entry):
+            return False
+        return does_one_epoch(self.index, self.entry) and any(trace.accumulates for trace in self.traces(3))
+
+    def of_two_epochs(self) -> Rehearsal:
+        """The same, with the entry called twice."""
+        again = self.started_at(self.entry, self.owner) if self.entry is not None else self
+        again.passes = OUTER_TURNS
+        return again
 
     @cached_property
     def place(self) -> Place:
@@ -226,9 +251,21 @@ class Rehearsal:
         if self.drive is not None:
             self.drive(machine, function)
         elif self.index.reaches_backward_in_loop(self.entry):
-            machine.call_function(function, [], machine.left_open(function) if self.opens else {}, None)
+            self._pass(machine, function)
         else:
             self._drive(machine, function)
+
+    def _pass(self, machine: Machine, function: Function) -> None:
+        """Calls the entry, as often as whoever calls it does."""
+        given = machine.left_open(function) if self.opens else {}
+        if self.passes == 1:
+            machine.call_function(function, [], given, None)
+        for at in range(self.passes if self.passes > 1 else 0):
+            machine.recorder.turns.append(OpenTurn(getattr(self.entry, "lineno", 1), at, 0))
+            try:
+                machine.call_function(function, [], given, None)
+            finally:
+                machine.recorder.turns.pop()
 
     def _bound(self, machine: Machine, owner: ast.ClassDef) -> Value | None:
         assert self.entry is not None
@@ -308,43 +345,6 @@ def _forget_losses(value: Value) -> None:
                 del value.attributes[name]
             else:
                 _forget_losses(part)
-
-
-def split_by_loop(events: list[Event]) -> list[tuple[Event, ...]]:
-    """The events of each outermost loop that trains; what stands between those goes with the next one, what stands last with the last."""
-    training = {event.turns[0].line for event in events if event.turns and event.kind in {Kind.FORWARD, Kind.BACKWARD}}
-    groups: list[list[Event]] = []
-    pending: list[Event] = []
-    current: int | None = None
-    for event in events:
-        line = event.turns[0].line if event.turns else None
-        if line not in training:  # such as one over the parameters
-            pending.append(event)
-            continue
-        if line != current or not groups:
-            groups.append([])
-            current = line
-        groups[-1].extend(pending)
-        pending.clear()
-        groups[-1].append(event)
-    if pending:
-        if not groups:
-            groups.append([])
-        groups[-1].extend(pending)
-    return [_renumbered(group) for group in groups]
-
-
-def _renumbered(events: list[Event]) -> tuple[Event, ...]:
-    number = {event.index: at for at, event in enumerate(events)}
-    trained = dict.fromkeys(event.micro_batch for event in events if event.kind in {Kind.FORWARD, Kind.BACKWARD})
-    order = {micro_batch: at for at, micro_batch in enumerate(sorted(trained), start=0)}
-    found: list[Event] = []
-    current = -1
-    for event in events:
-        current = order.get(event.micro_batch, current)
-        forwards = tuple(number[one] for one in event.forwards if one in number)
-        found.append(replace(event, index=number[event.index], forwards=forwards, micro_batch=current))
-    return tuple(found)
 
 
 def _accumulation(machine: Machine, events: tuple[Event, ...], entry: FunctionNode | None) -> Accumulation | None:

@@ -17,7 +17,7 @@ ENGINE = """\
 import torch.nn.functional as F
 
 
-def train_one_epoch(model, loader, optimizer, accum):
+def run_training(model, loader, optimizer, accum):
     optimizer.zero_grad()
     for i, (x, y) in enumerate(loader):
         (F.cross_entropy(model(x), y) / accum).backward()
@@ -41,8 +41,8 @@ def main(loader, accum):
 if __name__ == "__main__":
     main(torch.utils.data.DataLoader([]), 4)
 """
-WRAPPED = MAIN.format(module="engine", name="train_one_epoch", wrapper="DistributedDataParallel")
-PLAIN = MAIN.format(module="engine", name="train_one_epoch", wrapper="torch.nn.Sequential")
+WRAPPED = MAIN.format(module="engine", name="run_training", wrapper="DistributedDataParallel")
+PLAIN = MAIN.format(module="engine", name="run_training", wrapper="torch.nn.Sequential")
 FOUND = {("engine.py", "ACC103", "(F.cross_entropy(model(x), y) / accum).backward()")}
 
 
@@ -52,8 +52,8 @@ def test_the_wrapper_that_a_caller_makes_is_known(lint: Lint) -> None:
 
 
 def test_what_is_found_in_the_callers_own_lines_is_left_to_them(lint: Lint) -> None:
-    wrong = WRAPPED.replace("def main", ENGINE.partition("\n\n\n")[2].replace("train_one_epoch", "again") + "\n\ndef main")
-    wrong = wrong.replace("    train_one_epoch(", "    again(model, loader, optimizer, accum)\n    train_one_epoch(")
+    wrong = WRAPPED.replace("def main", ENGINE.partition("\n\n\n")[2].replace("run_training", "again") + "\n\ndef main")
+    wrong = wrong.replace("    run_training(", "    again(model, loader, optimizer, accum)\n    run_training(")
     wrong = "import torch.nn.functional as F\n" + wrong
     assert {each[0] for each in lint({"engine.py": ENGINE, "main.py": wrong}, "engine.py")} == {"engine.py"}
     assert {each[0] for each in lint({"engine.py": ENGINE, "main.py": wrong}, "main.py")} == {"engine.py", "main.py"}
@@ -67,8 +67,8 @@ def test_what_is_found_in_the_callers_own_lines_is_left_to_them(lint: Lint) -> N
         {
             "pkg/__init__.py": "",
             "pkg/engine.py": ENGINE,
-            "pkg/runner.py": "from . import engine\n\n\ndef fit(*args):\n    engine.train_one_epoch(*args)\n",
-            "train.py": WRAPPED.replace("from engine", "from pkg.runner").replace("train_one_epoch", "fit"),
+            "pkg/runner.py": "from . import engine\n\n\ndef fit(*args):\n    engine.run_training(*args)\n",
+            "train.py": WRAPPED.replace("from engine", "from pkg.runner").replace("run_training", "fit"),
         },
     ],
     ids=["another folder", "re-exported", "over one more file"],
@@ -83,8 +83,8 @@ def test_callers_are_found_in_other_folders_and_through_other_files(lint: Lint, 
         {"main.py": WRAPPED + "def broken(:\n"},
         {"test_main.py": WRAPPED},
         {"tests/main.py": WRAPPED},
-        {"main.py": WRAPPED.replace("train_one_epoch", "evaluate")},
-        {"main.py": "import engine\n\nengine.train_one_epoch = None\n"},
+        {"main.py": WRAPPED.replace("run_training", "evaluate")},
+        {"main.py": "import engine\n\nengine.run_training = None\n"},
     ],
     ids=["does not parse", "a test", "in a folder of tests", "uses something else", "trains nothing"],
 )
@@ -100,7 +100,7 @@ def test_files_that_import_each_other(lint: Lint) -> None:
 def test_a_script_comes_before_a_module_and_the_first_that_trains_is_enough(lint: Lint) -> None:
     module = PLAIN.replace('if __name__ == "__main__":', "def start():")
     assert lint({"engine.py": ENGINE, "a_module.py": module, "z_script.py": WRAPPED}, "engine.py") == FOUND
-    (unused,) = ({"a_script.py": 'from engine import train_one_epoch\n\nif __name__ == "__main__":\n    print(train_one_epoch)\n'},)
+    (unused,) = ({"a_script.py": 'from engine import run_training\n\nif __name__ == "__main__":\n    print(run_training)\n'},)
     assert lint({"engine.py": ENGINE, **unused, "z_script.py": WRAPPED}, "engine.py") == FOUND
 
 
@@ -112,7 +112,7 @@ def test_callers_in_order(tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text("", encoding="utf-8")
     near = tmp_path / "pkg/near.py"
     near.write_text(near.read_text(encoding="utf-8").partition("if __name__")[0], encoding="utf-8")
-    found = Callers(Leads(Imports())).of(str(tmp_path / "pkg/engine.py"), ["train_one_epoch"])
+    found = Callers(Leads(Imports())).of(str(tmp_path / "pkg/engine.py"), ["run_training"])
     assert [os.path.relpath(each, tmp_path) for each in found.starts] == ["tools/a.py", "tools/b.py"]
     assert str(tmp_path / "tools") + os.sep in found.asked
     assert str(near) in found.asked
@@ -123,7 +123,7 @@ import torch.nn.functional as F
 from helper import Update
 
 
-def train_one_epoch(model, loader, optimizer, accum):
+def run_training(model, loader, optimizer, accum):
     update = Update()
     optimizer.zero_grad()
     for i, (x, y) in enumerate(loader):
@@ -367,7 +367,7 @@ def test_a_print_of_the_projects_own_trains_nothing(tmp_path: Path) -> None:
 
 def test_a_model_given_to_a_parameter_of_its_class_is_asked_for(lint: Lint) -> None:
     net = "import torch\n\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x\n\n\n"
-    engine = net + ENGINE.replace("def train_one_epoch(model,", "def train_one_epoch(model: Net,")
-    main = WRAPPED.replace("import train_one_epoch", "import Net, train_one_epoch").replace("torch.nn.Linear(4, 2)", "Net()")
+    engine = net + ENGINE.replace("def run_training(model,", "def run_training(model: Net,")
+    main = WRAPPED.replace("import run_training", "import Net, run_training").replace("torch.nn.Linear(4, 2)", "Net()")
     assert lint({"engine.py": engine}, "engine.py") == set()
     assert lint({"engine.py": engine, "main.py": main}, "engine.py") == FOUND

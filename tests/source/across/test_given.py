@@ -35,3 +35,50 @@ class Loss:
 def test_a_word_is_no_data(lint: Lint, parameter: str, test: str, codes: set[str]) -> None:
     found = lint({"loss.py": LOSS.replace("PARAMETER", parameter).replace("TEST", test)}, "loss.py")
     assert {code for _, code, _ in found} & {"ACC105"} == codes
+
+
+EPOCH = """\
+import torch.nn.functional as F
+
+
+class Task:
+    def train_epoch(self, epoch, model, loader, optimizer, accum_iters=1):
+        batches = iter(loader)
+        for i in range(len(loader)):
+            x, y = next(batches)
+            (F.cross_entropy(model(x), y) / accum_iters).backward()
+            if (i + 1) % accum_iters == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+LEFT = {("task.py", "ACC307", "if (i + 1) % accum_iters == 0:")}
+RUN = """\
+import torch
+from task import Task
+
+
+def run(loader, optimizer, model):
+    task = Task()
+    {loop}task.train_epoch(0, model, loader, optimizer, 4)
+
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(4, 2)
+    run(torch.utils.data.DataLoader([]), torch.optim.SGD(model.parameters(), lr=0.1), model)
+"""
+
+
+def test_what_a_pass_leaves_meets_the_next_epoch_though_nobody_is_seen_to_call_it(lint: Lint) -> None:
+    assert {each for each in lint({"task.py": EPOCH}, "task.py") if each[1] == "ACC307"} == LEFT
+
+
+@pytest.mark.parametrize(("loop", "found"), [("", set()), ("for _ in range(3):\n        ", LEFT)])
+def test_whoever_calls_it_tells_how_often(lint: Lint, loop: str, found: set[tuple[str, str, str]]) -> None:
+    every = lint({"task.py": EPOCH, "run.py": RUN.format(loop=loop)}, "task.py")
+    assert {each for each in every if each[1] == "ACC307"} == found
+
+
+@pytest.mark.parametrize("name", ["fit", "train"])
+def test_a_function_that_is_told_no_epoch_goes_over_the_data_once(lint: Lint, name: str) -> None:
+    once = EPOCH.replace("train_epoch(self, epoch, ", f"{name}(self, ")
+    assert {each for each in lint({"task.py": once}, "task.py") if each[1] == "ACC307"} == set()
