@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PACKAGES = frozenset({"mmcv"})
 HOOK = "OptimizerHook"
 METHOD = "after_train_iter"
+COUNTERS = ("iter", "inner_iter", "_iter", "_inner_iter")  # of the batches before this one
 
 
 def entries(index: Index) -> Iterator[Entry]:
@@ -49,6 +50,7 @@ def drive(state: Machine, function: Function) -> None:
     for at in range(state.world.batches):
         with turn(state, OpenTurn(node.lineno, at, 0, endless=True)):
             state.recorder.new_data()
+            runner.attributes |= dict.fromkeys(COUNTERS, Known(at))
             runner.attributes["outputs"] = Mapping({"loss": _loss(state, node, model)}, ("outputs", at), "runner.outputs")
             state.call_function(function, [runner], {}, None)
 
