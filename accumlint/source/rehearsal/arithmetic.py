@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.rehearsal.counts import COUNTED, counted, guarded_weight, is_epsilon, last_part, sum_of_counts
+from accumlint.source.rehearsal.counts import COUNTED, counted, guarded_weight, is_epsilon, last_part, spanned, sum_of_counts
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
 
@@ -341,7 +341,7 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
             plain = len(value.weight.factors) == 1 and value.weight.factors[0].power == 1
             return tuple(
                 replace(factor, power=factor.power * power, place=place if plain else factor.place or place, text=factor.text or text)
-                for factor in value.weight.factors
+                for factor in (spanned(state, each) for each in value.weight.factors)
             )
         number = state.number(value, role="bound") if not is_tensor(value) else None
         if number is not None:

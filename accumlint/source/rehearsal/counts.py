@@ -12,6 +12,7 @@ from accumlint.source.rehearsal.values import Known, Opaque, Value
 from accumlint.weight import Factor, Quantity, Weight
 
 if TYPE_CHECKING:
+    from accumlint.source.rehearsal.record import OpenTurn
     from accumlint.source.rehearsal.state import State
 
 COUNTED = "counted"  # where a count was taken
@@ -106,13 +107,32 @@ def is_epsilon(value: Value) -> bool:
     return isinstance(value, Opaque) and last_part(value.text).lower() in {"eps", "epsilon"}
 
 
+def spanned(state: State, factor: Factor) -> Factor:
+    """What a count stands for where it is used: that of a whole batch is the window's inside a loop over the batch's parts."""
+    home, turns = state.counted_in.get(factor.root), state.recorder.turns
+    if home is None or factor.quantity is not Quantity.UNITS or list(home) != turns[: len(home)]:
+        return factor
+    return replace(factor, quantity=Quantity.WINDOW_UNITS) if any(turn.parts for turn in turns[len(home) :]) else factor
+
+
+def _home(state: State, parts: tuple[Value, ...]) -> tuple[OpenTurn, ...]:
+    """The turns down to the one whose data is counted; all of them where that is not known."""
+    born = frozenset[int]().union(*(part.born for part in parts if isinstance(part, Opaque)))
+    turns = state.recorder.turns
+    last = next((at for at in range(len(turns) - 1, -1, -1) if turns[at].taken & born), len(turns) - 1)
+    return tuple(turns[: last + 1])
+
+
 def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False, of: str = "") -> Opaque:
     """A number of targets or inputs, as a value that can divide; `of` names the mask whose sum it is."""
     text = state.recorder.text(node)
     made = state.opaque(key, text, *parts, quantity=quantity, guarded=guarded, reduced=True)
     made.forwards = frozenset()
     made.attached = False
-    root = root_of(*parts) or f"{text}:{getattr(node, 'lineno', 0)}"
+    root = root_of(*parts)
+    if not root:
+        root = f"{text}:{getattr(node, 'lineno', 0)}"
+        state.counted_in[root] = _home(state, parts)
     uneven = any(is_uneven(part) for part in parts)
     made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root, uneven=uneven, of=of),))
     made.attributes[COUNTED] = Known(tuple((turn.line, turn.index, turn.entry) for turn in state.recorder.turns))

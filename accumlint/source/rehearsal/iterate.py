@@ -50,6 +50,8 @@ class Iteration(State):
         """Marks that new data was taken here; the same key is the same data."""
         number = fresh_uid() if key is None else self._data.setdefault(key, fresh_uid())
         self.recorder.new_data()
+        if self.recorder.turns:
+            self.recorder.turns[-1].taken.add(number)
         return frozenset({number})
 
     def datum(self, node: ast.AST, text: str, key: tuple[Any, ...] | None = None) -> Opaque:
@@ -211,7 +213,7 @@ class Iteration(State):
         numbers = [None if part is None else self.number(part, role="bound") for part in (value.start, value.stop, value.step)]
         start = int(numbers[0].value) if numbers[0] is not None else 0
         stop_root = self._bounding(numbers[1]) if numbers[1] is not None else None
-        if value.step is not None and (numbers[2] is None or numbers[2].roots):
+        if value.step is not None and (numbers[2] is None or numbers[2].roots or (numbers[2].value > 1 and self._is_size(value.stop))):
             return self._plan_strides(value)
         step = int(numbers[2].value) if numbers[2] is not None and numbers[2].value else 1
         if numbers[1] is None or (value.start is not None and numbers[0] is None):
@@ -231,6 +233,11 @@ class Iteration(State):
             open=stop_root is not None and stop_root.key not in self.world.knowledge.accumulations,
             root=stop_root,
         )
+
+    def _is_size(self, stop: Value | None) -> bool:
+        """Whether a range ends where a batch does: `range(0, x.size(0), 8)`."""
+        end = self.force(stop) if stop is not None else None
+        return isinstance(end, Opaque) and bool(end.causes & {"data"} or end.born)
 
     def _bounding(self, stop: Known) -> Root | None:
         """The open number that ends a range, also as `n + 1`."""

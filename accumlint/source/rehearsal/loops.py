@@ -132,11 +132,12 @@ class Loops(State):
         ):
             self.pieces[node.lineno] = self.recorder.text(node.iter.value if isinstance(node.iter, ast.Subscript) else node.iter)
         dispatches = not plan.data and self.index.only_dispatches(node)
+        parts = self._goes_over_parts(node, plan)
         for at in range(count):
             turn = (
                 self.recorder.turns[-1]
                 if dispatches and self.recorder.turns
-                else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless, source=over)
+                else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless, source=over, parts=parts)
             )
             self.recorder.turns.append(turn)
             try:
@@ -163,6 +164,16 @@ class Loops(State):
     def _is_trial(self, node: ast.For | ast.AsyncFor) -> bool:
         """Whether a loop clears the gradients of each turn and no step follows: it tries whether memory suffices, or warms up."""
         return Kind.ZERO in self.index.kinds(node.body) and Kind.STEP not in self.index.kinds(self.index.following(node))
+
+    def _goes_over_parts(self, node: ast.For | ast.AsyncFor, plan: Plan) -> bool:
+        """Whether each turn goes backward on a part of a batch: a piece, or what a stride cuts off; the step comes after all of them."""
+        kinds = self.index.kinds(node.body)
+        strided = isinstance(node.iter, ast.Call) and terminal(node.iter.func) == "range" and len(node.iter.args) == 3
+        return Kind.BACKWARD in kinds and Kind.STEP not in kinds and (strided or node.lineno in self.pieces or self._is_counted(node, plan))
+
+    def _is_counted(self, node: ast.For | ast.AsyncFor, plan: Plan) -> bool:
+        """`for i in range(k)` over K, whose batches are perhaps the pieces of a list."""
+        return isinstance(node.target, ast.Name) and plan.root is not None and plan.root.key in self.world.knowledge.accumulations
 
     def _is_micro_loop(self, node: ast.For | ast.AsyncFor, plan: Plan) -> bool:
         """Whether each turn is a micro-batch whatever data it takes; passes over one batch that use their number are not."""

@@ -33,6 +33,8 @@ class OpenTurn:
     micro_batch: int | None = None
     own_data: bool = False  # new data was taken in this very turn
     source: Value | None = None  # what the loop goes over
+    taken: set[int] = field(default_factory=set)  # the data taken in this very turn
+    parts: bool = False  # its loop goes over the parts of a batch, and no optimizer steps in it
 
     def closed(self) -> Turn:
         return Turn(self.line, self.index, self.entry, self.last, self.endless)

@@ -12,7 +12,7 @@ from typing import Any
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
-from accumlint.source.rehearsal.record import Recorder
+from accumlint.source.rehearsal.record import OpenTurn, Recorder
 from accumlint.source.rehearsal.values import (
     FALSE,
     TRUE,
@@ -179,6 +179,7 @@ class State:
         self.model_calls: list[ast.AST] = []  # calls of a wrapped model's own methods that are being followed
         self.consumers: list[ast.For | ast.AsyncFor] = []  # loops whose bodies run at the yields of generators
         self.yield_roots: list[Root] = []  # what bounds the loops that yield, in the generator being collected
+        self.counted_in: dict[str, tuple[OpenTurn, ...]] = {}  # by its root, the turns in which a count was taken
         self.loss_calls: dict[int, ast.Call] = {}  # by the id of a function, its last call of one that forms a loss
         self.pieces: dict[int, str] = {}  # what the loops over the micro-batches of one window go over, by line
         self.keys: dict[int, NestedKey] = {}  # of the values that were named so far
