@@ -211,7 +211,7 @@ def _logs(units: Units, call: ast.Call, name: str) -> bool:
 
 
 def _whole_windows(index: Index) -> Iterator[ast.AST]:
-    """Where a loader of the project gives only as many batches as fill whole windows: `n // (b * K) * (b * K)`."""
+    """Where only as many batches are given as fill whole windows: by the length of a loader, or by a list that is cut to it."""
     for owner in index.classes.values():
         if not any(isinstance(member, ast.FunctionDef) and member.name in {"__len__", "__iter__"} for member in owner.body):
             continue
@@ -219,12 +219,32 @@ def _whole_windows(index: Index) -> Iterator[ast.AST]:
             divisor = _rounded_to(node)
             if divisor is not None and any(ACCUMULATION_NAME.search(name) for name in _names_behind(divisor, owner)):
                 yield node
+    tests = [node.test for node in every(index.tree, ast.If) if isinstance(node, ast.If) and index.has_modulo(node.test)]
+    moduli = {terminal(part.right) for test in tests for part in walk(test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)}
+    for node in every(index.tree, ast.Subscript) if moduli else ():
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and node.slice.upper is not None:
+            ends = _values_of(node.slice.upper, index)
+            if any(terminal(divisor) in moduli for end in ends if (divisor := _rounded_to(end)) is not None):
+                yield node
+
+
+def _values_of(node: ast.expr, index: Index) -> list[ast.expr]:
+    """An expression, or what is assigned to its name."""
+    if not isinstance(node, ast.Name):
+        return [node]
+    assigned = (each for each in every(index.tree, ast.Assign) if isinstance(each, ast.Assign))
+    return [each.value for each in assigned if any(terminal(target) == node.id for target in each.targets)]
 
 
 def _rounded_to(node: ast.AST) -> ast.expr | None:
-    """What a number is rounded down to a multiple of."""
-    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
-        return None
+    """What a number is rounded down to a multiple of: `n // k * k`, `n - n % k`."""
+    match node:
+        case ast.BinOp(left=whole, op=ast.Sub(), right=ast.BinOp(left=number, op=ast.Mod(), right=divisor)):
+            return divisor if ast.dump(whole) == ast.dump(number) else None
+        case ast.BinOp(op=ast.Mult()):
+            pass
+        case _:
+            return None
     for quotient, factor in ((node.left, node.right), (node.right, node.left)):
         if isinstance(quotient, ast.BinOp) and isinstance(quotient.op, ast.FloorDiv) and ast.dump(quotient.right) == ast.dump(factor):
             return factor
