@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, SAME_SHAPE, SELECTED, identity, is_tensor, scale
 from accumlint.source.rehearsal.counts import BY_INDEX, count, guard, last_part, selects
-from accumlint.source.rehearsal.values import Items, Known, Opaque, Stream, Thing, Value
+from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Stream, Thing, Value
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind
 from accumlint.weight import Factor, Quantity, Weight
@@ -385,16 +385,27 @@ def _named_criterion(state: Machine, call: Call) -> Value | None:
     name = call.name or (call.function.text if isinstance(call.function, Opaque) else "")
     if not CRITERION_NAME.search(name):
         return None
+    if call.name in LOSS_FUNCTIONS and not call.path:
+        return loss(state, call)  # `F` came with a star, or with a cell that was not seen
     made = state.opaque(("call", name, *state.key(*values)), state.recorder.text(call.node), *tensors, attached=True)
     known = (not call.path or call.path.startswith("torch.")) and not _is_imported_object(call.function)
     if state.no_grad:
         made.forwards, made.attached = frozenset(), False
         return made
-    made.weight = _of_what_is_left(made, replace(mean_weight(state, call.node, "criterion"), known=known))
-    made.reduced = True
+    kind = _told_reduction(state, call)
+    weight, made.reduced = (
+        weight_of_reduction(state, call.node, kind, "criterion") if kind else (mean_weight(state, call.node, "criterion"), True)
+    )
+    made.weight = _of_what_is_left(made, replace(weight, known=known))
     made.causes = (made.causes - {SELECTED}) | {"loss"}
     state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
     return made
+
+
+def _told_reduction(state: Machine, call: Call) -> object:
+    """`criterion(x, y, reduction="sum")`; None where nothing is said."""
+    told = state.force(call.keywords.get("reduction", NONE))
+    return told.value if isinstance(told, Known) else "unknown"
 
 
 def _is_imported_object(function: Value) -> bool:
