@@ -182,6 +182,7 @@ class Calls(State):
             result = self.run_frame(frame, body)
         if (
             node is not None
+            and hasattr(node, "lineno")
             and self.running
             and (_is_new_loss(result, frame) or any(event.kind is Kind.LOSS for event in self.recorder.events[begun:]))
         ):

@@ -304,14 +304,15 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
 
     def _follow_forward(self, model: Value, call: Call, index: int, method: str) -> Value | None:
         raw = raw_module(model)
-        if not isinstance(raw, Instance):
-            return None
-        forward = raw.cls.find(method)
-        if not isinstance(forward, Function) or not self.index.mentions_loss(forward.node):
+        forward = raw.attributes.get(method) if isinstance(raw, (Thing, Opaque)) else None  # `module.forward = something_else`
+        if isinstance(raw, Instance):
+            forward = raw.cls.find(method)
+            forward = bind(forward, raw) if isinstance(forward, Function) and self.index.mentions_loss(forward.node) else None
+        if not isinstance(forward, Function):
             return None
         outer, self.forward = self.forward, index
         try:
-            return self.call_function(bind(forward, raw), call.args, call.keywords, call.node)
+            return self.call_function(forward, call.args, call.keywords, call.node)
         finally:
             self.forward = outer
 

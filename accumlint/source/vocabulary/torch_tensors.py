@@ -306,6 +306,11 @@ def wrapped_number(state: Machine, call: Call) -> Value | None:
     return state.opaque(("tensor", state.steps), state.recorder.text(call.node)) if isinstance(value, Known) else None
 
 
+def _of_single_samples(weight: Weight) -> Weight:
+    """The mean of each sample in a list of them: what follows is a mean over samples, of which there are as many each time."""
+    return replace(weight, factors=tuple(replace(one, root="sample") if one.implicit else one for one in weight.factors))
+
+
 def joined(state: Machine, call: Call) -> Value | None:
     """`torch.stack(losses)`, `torch.cat(…)`: a tensor of all of them."""
     source = state.force(call.args[0]) if call.args else None
@@ -316,7 +321,7 @@ def joined(state: Machine, call: Call) -> Value | None:
     made.attached = any(isinstance(item, Opaque) and item.attached for item in items)
     weights = [item.weight for item in items if isinstance(item, Opaque) and item.weight is not None and item.forwards]
     if weights:
-        made.weight = weights[0]
+        made.weight = _of_single_samples(weights[0]) if source.open else weights[0]
         made.reduced = False
     counts = [item for item in items if isinstance(item, Opaque) and item.quantity in {Quantity.UNITS, Quantity.INPUTS}]
     if counts and len(counts) == len(items):
