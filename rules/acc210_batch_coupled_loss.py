@@ -1,8 +1,9 @@
 """A loss over the pairs of a batch is accumulated: the negatives are those of a micro-batch only.
 
 ## What it does
-Notes a cross entropy whose targets are the positions in the batch (`arange(n)`), as contrastive losses have them, in a loop that
-accumulates.
+Notes a loss that tells each sample apart from the others of its batch, in a loop that accumulates: a cross entropy whose targets are
+the positions in the batch (`arange(n)`), the diagonal of exponentiated similarities, a contrastive loss that is known by its name. One
+that another file forms is noted where the loop computes it.
 
 ## Why is this bad?
 Every sample is told apart from the others of its batch. K micro-batches of n give n - 1 negatives each, a batch of K * n gives K * n - 1:
@@ -42,7 +43,8 @@ from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity
 from accumlint.rule import rule
-from accumlint.trace import Trace
+from accumlint.rules._boundary import loss_of
+from accumlint.trace import Place, Trace
 
 
 @rule("ACC210", "batch-coupled-loss", Severity.INFO, exception="a run does not tell what the targets of a loss mean")
@@ -52,7 +54,17 @@ def check(trace: Trace) -> Iterator[Finding]:
     for evidence in trace.facts.get("in-batch-negatives", ()):
         yield Finding(
             "ACC210",
-            evidence.place,
+            evidence.place if evidence.place.path == trace.path else _loss(trace),
             f"`{evidence.text}` compares the samples of one micro-batch with each other: accumulating gives no more negatives.",
             help="cache the features of the window and replay it, where its size matters",
         )
+
+
+def _loss(trace: Trace) -> Place:
+    """Where the file of the loop brings about a loss that another file forms."""
+    window = next(window for window in trace.all_windows() if window.size >= 2)
+    backward = window.backwards[0]
+    terms = backward.weight.terms if backward.weight is not None else ()
+    added = [term.place for term in terms if term.place is not None and term.place.path == trace.path]
+    loss = loss_of(backward, window)
+    return added[-1] if added else loss.place if loss.place.path == trace.path else backward.in_loop

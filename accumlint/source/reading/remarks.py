@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from accumlint.source.reading.facts import ACCUMULATION_NAME, FILE_LINES, LOSS_WORDS, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
+from accumlint.source.reading.pairs import pairs_of_a_batch
 from accumlint.source.reading.units import Units
 
 NORMALISER = re.compile(r"^(Lazy)?(Sync)?BatchNorm([123]d)?$")
 ZOO = re.compile(
     r"^((wide_)?resnet\d+\w*|resnext\w+|densenet\d+|mobilenet_\w+|vgg\d+_bn|efficientnet_\w+|inception_v3|googlenet|shufflenet_\w+)$"
 )
-CRITERION = re.compile(r"cross_entropy|criterion|(^|_)(loss|ce)", re.IGNORECASE)
 HALF = frozenset({"half", "bfloat16"})
 HALF_TYPES = frozenset({"bfloat16", "float16", "half"})
 EMPTY = re.compile(r"^(zeros|empty|new)(_|$)|^Variable$")
-NO_GRADIENTS = frozenset({"no_grad", "inference_mode"})
-EVALUATION = re.compile(r"_*(eval|valid|test|infer|predict)")
-SCOPES = (ast.With, ast.AsyncWith, ast.FunctionDef, ast.AsyncFunctionDef)
 LOGGING = re.compile(r"^(print|log|info|debug|add_scalar|write|set_postfix|set_description|append)$")
 Note = Callable[[str, ast.AST, str], None]
 
@@ -30,7 +27,7 @@ def remarks(index: Index, note: Note) -> None:
     """Notes each of them by the name of its fact."""
     for call in _batch_statistics(index):
         note("batchnorm", call, terminal(call.func))
-    for call in _pairs_of_a_batch(index):
+    for call in pairs_of_a_batch(index):
         note("in-batch-negatives", call, "")
     for node, name in _half_models(index):
         note("low-precision-model", node, name)
@@ -100,55 +97,6 @@ def _freezes(node: ast.AST) -> bool:
     names = [terminal(part) for part in walk(node.test) if isinstance(part, (ast.Name, ast.Attribute))]
     asks = any(NORMALISER.match(name) or name == "_BatchNorm" for name in names)
     return asks and any(isinstance(part, ast.Attribute) and part.attr == "eval" for each in node.body for part in walk(each))
-
-
-def _pairs_of_a_batch(index: Index) -> Iterator[ast.Call]:
-    """Cross entropies whose targets are positions in the batch, `arange(n)`: every other sample of it is a negative."""
-    if "arange" not in index.identifiers:
-        return
-    outside: list[ast.AST] = [
-        each for each in index.tree.body if not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    ]
-    scopes = [outside, *([each] for each in every(index.tree, ast.FunctionDef, ast.AsyncFunctionDef))]
-    found = {id(call): call for scope in scopes for call in _coupled(scope)}
-    if found:
-        quiet = {id(part) for scope in every(index.tree, *SCOPES) if _trains_nothing(scope) for part in walk(scope)}
-        yield from (call for call in found.values() if id(call) not in quiet)
-
-
-def _coupled(scope: Sequence[ast.AST]) -> Iterator[ast.Call]:
-    parts = [part for each in scope for part in walk(each)]
-    assigned = (part for part in parts if isinstance(part, ast.Assign) and _counts_up(part.value))
-    positions = {terminal(target) for node in assigned for target in node.targets}
-    for part in parts:
-        if isinstance(part, ast.Call) and len(part.args) >= 2 and CRITERION.search(terminal(part.func)):
-            target = part.args[1]
-            if (isinstance(target, ast.Name) and target.id in positions) or _counts_up(target):
-                yield part
-
-
-def _trains_nothing(scope: ast.AST) -> bool:
-    """Whether a function or a block computes without gradients, by its decorator, its context or its name."""
-    if isinstance(scope, (ast.With, ast.AsyncWith)):
-        contexts = [item.context_expr for item in scope.items]
-    elif isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        if EVALUATION.match(scope.name):
-            return True
-        contexts = scope.decorator_list
-    else:
-        return False
-    return any(terminal(each.func if isinstance(each, ast.Call) else each) in NO_GRADIENTS for each in contexts)
-
-
-def _counts_up(node: ast.expr) -> bool:
-    """`torch.arange(n, device=…)`, perhaps moved or cast."""
-    while isinstance(node, ast.Call):
-        if terminal(node.func) == "arange":
-            return len(node.args) == 1
-        if not isinstance(node.func, ast.Attribute):
-            return False
-        node = node.func.value
-    return False
 
 
 def _half_models(index: Index) -> Iterator[tuple[ast.AST, str]]:
