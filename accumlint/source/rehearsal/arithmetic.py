@@ -393,6 +393,8 @@ def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: 
         made.scaler = next((term.scaler for term in losses if term.scaler is not None), None)
         return made
     counts = [term for term in terms if term.quantity in {Quantity.UNITS, Quantity.INPUTS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}]
+    if op is ast.Sub:
+        counts = counts[:1]  # what is left of a count
     if counts:
         made.quantity, made.weight = sum_of_counts(state, counts, left, right, node)
         if len({counted(count) for count in counts}) == 1:

@@ -313,7 +313,7 @@ def _is_instance(value: Value, cls: Value) -> bool | None:
             return value.actor.wrapper is Wrapper.FSDP1
     if isinstance(value, Opaque) and value.born and getattr(cls, "path", "") == "torch.Tensor":
         return True  # what is taken for data behaves as a tensor; what else a batch may be is no question of its values
-    if isinstance(value, (Items, Mapping)) and not isinstance(cls, Class):
+    if isinstance(value, (Items, Mapping, Thing)) and not isinstance(cls, Class):
         name = getattr(cls, "name", "")
         return {
             "list": isinstance(value, Items) and value.kind == "list",
