@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -353,7 +354,7 @@ def examine(job: Job) -> dict[str, Any]:
     held: list[Suppression] = []
     cells: tuple[Cell, ...] = ()
     try:
-        with _limited(SECONDS):
+        with _uncollected(), _limited(SECONDS):
             parsed = parse(job.data, job.path)
             if isinstance(parsed, Problem):
                 look.findings.append(_unreadable_file(parsed))
@@ -456,6 +457,18 @@ def _opened(job: Job, payload: dict[str, Any]) -> tuple[Examined | None, list[st
 
 def _back(root: str) -> Callable[[str], str]:
     return lambda path: path if path == "-" else os.path.join(root, path)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing is looked for that can be thrown away while one file is examined: most of what there is lasts until its end."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

@@ -44,6 +44,8 @@ class Kind(enum.Enum):
 class Role(enum.Enum):
     """What an object is in a training loop."""
 
+    __hash__ = object.__hash__
+
     MODEL = "model"
     OPTIMIZER = "optimizer"
     SCALER = "scaler"
@@ -56,6 +58,8 @@ class Role(enum.Enum):
 
 class Wrapper(enum.Enum):
     """The data-parallel wrapper around a model, which decides when the sync flag is read."""
+
+    __hash__ = object.__hash__
 
     NONE = "none"
     DDP = "DDP"  # reads the flag in the forward

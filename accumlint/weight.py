@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Quantity(enum.Enum):
     """What a factor counts."""
 
+    __hash__ = object.__hash__
+
     UNITS = "n"  # valid targets of this micro-batch (what a mean runs over)
     WINDOW_UNITS = "N_r"  # of the window, this rank only
     GLOBAL_UNITS = "N"  # of the window, over all ranks

@@ -353,6 +353,8 @@ def names_loss(node: ast.AST) -> bool:
 
 
 def _yields(node: ast.AST) -> bool:
+    if not any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in walk(node)):
+        return False
     body = getattr(node, "body", None)
     pending: list[ast.AST] = list(body) if isinstance(body, list) else []
     while pending:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 from accumlint.source.reading.aliases import find_aliases, functions_in
@@ -124,12 +124,12 @@ class Index(Facts):
 
     def kinds(self, node: ast.AST | Iterable[ast.stmt]) -> frozenset[Kind]:
         """The kinds of event of the training itself that a statement, or the functions it calls, can bring about."""
-        if isinstance(node, ast.AST):
+        if node.__class__ is not list and isinstance(node, ast.AST):
             known = self._training_kinds.get(id(node))
             if known is None:
                 known = self._training_kinds[id(node)] = self._all_kinds(node) - BOOKKEEPING
             return known
-        statements = node if isinstance(node, (list, tuple)) else list(node)
+        statements: Sequence[ast.stmt] = node if isinstance(node, (list, tuple)) else list(node)
         if not statements:
             return NO_KINDS
         stretch = (id(statements[0]), id(statements[-1]), len(statements))  # of one block
@@ -140,7 +140,9 @@ class Index(Facts):
 
     def keeps_books(self, node: ast.AST | Iterable[ast.stmt]) -> bool:
         """Whether a statement, or a function it calls, saves or averages: what no choice of a way through the code rests on."""
-        return bool(self._all_kinds(node) & BOOKKEEPING)
+        if isinstance(node, ast.AST):
+            return not BOOKKEEPING.isdisjoint(self._kinds.get(id(node)) or self._all_kinds(node))
+        return any(map(self.keeps_books, node))
 
     def _all_kinds(self, node: ast.AST | Iterable[ast.stmt]) -> frozenset[Kind]:
         if not isinstance(node, ast.AST):

@@ -49,14 +49,14 @@ class Relevance:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self._idle: dict[int, bool] = {}
+        self.known: dict[int, bool] = {}  # whether statements are idle, as far as that was asked
         self.needed = self._close(self._start())
 
     def idle(self, node: ast.stmt) -> bool:
         """Whether a statement can neither bring about an event nor set anything that matters."""
-        known = self._idle.get(id(node))
+        known = self.known.get(id(node))
         if known is None:
-            known = self._idle[id(node)] = self._is_idle(node)
+            known = self.known[id(node)] = self._is_idle(node)
         return known
 
     def _is_idle(self, node: ast.stmt) -> bool:

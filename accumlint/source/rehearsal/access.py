@@ -39,6 +39,8 @@ class Access(State):
 
     def attribute(self, value: Value, name: str, node: ast.AST) -> Value:
         value = self.force(value)
+        if isinstance(value, Opaque):  # the most frequent one
+            return self.opaque_attribute(value, name)
         if isinstance(value, Instance):
             return self._instance_attribute(value, name, node)
         if isinstance(value, Class):
@@ -57,8 +59,6 @@ class Access(State):
             return made
         if isinstance(value, Thing):
             return self._thing_attribute(value, name)
-        if isinstance(value, Opaque):
-            return self.opaque_attribute(value, name)
         return self.module_attribute(value, name) if isinstance(value, Module) else Method(value, name)
 
     def opaque_attribute(self, value: Opaque, name: str) -> Value:

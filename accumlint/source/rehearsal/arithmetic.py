@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.rehearsal.counts import COUNTED, counted, guarded_weight, is_epsilon, last_part, spanned, sum_of_counts
@@ -24,6 +25,13 @@ WORLD_NAME = re.compile(
     r"world_size|num_processes|n_?gpus?$|num_gpus|dp_size|num_replicas|ddp_world|nprocs|(^|_)world$|dp_degree|data_parallel_size",
     re.IGNORECASE,
 )
+
+
+@lru_cache(8_192)
+def counts_ranks(text: str) -> bool:
+    """Whether a number is one of ranks, by its name."""
+    return WORLD_NAME.search(last_part(text)) is not None
+
 
 ADDED = re.compile(r"loss|penalt|regulari|(^|_|\.)(reg|aux|kl)(_|$|\()|entropy|diverg", re.IGNORECASE)  # what is added to a loss
 SAME_SHAPE = frozenset(
@@ -216,6 +224,10 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
     text = state.recorder.text(node)
     other_node = _operand(node, base is left)
     if isinstance(base, Opaque) and (base.forwards or base.weight is not None or base.attached):
+        if base.weight is None and not base.reduced and isinstance(other, Known) and _is_plain(other, other_node):
+            made = state.opaque(key, text, base, other, scaler=base.scaler, attached=base.attached)
+            made.quantity = base.quantity
+            return made
         masked = _masked(state, base, other, op, other_node)
         factors = factors_of(state, other, other_power, other_node) if masked is None else masked
         if op is ast.Mult and base.reduced and _is_width(other):
@@ -230,11 +242,24 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
         made.quantity = base.quantity if all(factor.quantity is Quantity.CONSTANT for factor in factors) else None
         return made
     made = state.opaque(key, text, left, right, attached=_attached(left, right))
+    if _is_plain(left, _operand(node, False)) and _is_plain(right, _operand(node, True)):
+        return made
     factors = factors_of(state, left, 1, _operand(node, False)) + factors_of(state, right, power, _operand(node, True))
     if any(factor.quantity not in {Quantity.CONSTANT, Quantity.UNKNOWN} for factor in factors):
         made.weight = Weight(factors)
         made.reduced = True
     return made
+
+
+def _is_plain(value: Value, node: ast.AST) -> bool:
+    """Whether multiplying or dividing by a value surely says nothing of how targets count: a tensor, or a number in place."""
+    if isinstance(value, Known):
+        return isinstance(node, ast.Constant) and not value.roots
+    return (
+        isinstance(value, Opaque)
+        and bool(value.born or value.attached)
+        and not (value.forwards or value.weight or value.quantity or counts_ranks(value.text))
+    )
 
 
 def _masked(state: State, base: Opaque, mask: Value, op: type[ast.operator], node: ast.AST) -> tuple[Factor, ...] | None:
@@ -346,7 +371,7 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
         number = state.number(value, role="bound") if not is_tensor(value) else None
         if number is not None:
             return (_number_factor(state, number, power, node, text, place),)
-        if WORLD_NAME.search(last_part(value.text)):
+        if counts_ranks(value.text):
             return (Factor(Quantity.WORLD, power, None, text, place),)
         if value.quantity is not None:
             return (Factor(value.quantity, power, None, text, place, guarded=value.guarded),)
@@ -375,7 +400,7 @@ def _number_factor(state: State, value: Known, power: int, node: ast.AST, text: 
         power, number = -power, 1 / number  # 1 / K, worked out before
     if own:
         return Factor(Quantity.ACCUMULATION, power, number, text, place, root=own[0].text)
-    if WORLD_NAME.search(last_part(text)):
+    if counts_ranks(text):
         return Factor(Quantity.WORLD, power, None, text, place)
     literal = isinstance(node, ast.Constant) or isinstance(value.value, float) or bool(value.roots)
     if not literal and power < 0 and number is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
 from accumlint.source.rehearsal.entries import is_test
@@ -43,11 +44,13 @@ if TYPE_CHECKING:
 
 SMALL_FUNCTION = 40  # statements: a function this small is followed even if no training word stands in it
 MOST_RECURSION = 2
-SCALES = re.compile(
-    r"grad|scale|mul|div|norm|average|reduce|sync", re.IGNORECASE
+scales = found_in(
+    re.compile(r"grad|scale|mul|div|norm|average|reduce|sync", re.IGNORECASE)
 )  # of methods that an optimizer of its own kind may change the gradients by
-HARMLESS = re.compile(
-    r"^_?((get|has|is|num|count|log|save)_|(unwrap|print|eval|valid|watch|summar|describe)|(log|save|copy|deepcopy)$)", re.IGNORECASE
+is_harmless = found_in(
+    re.compile(
+        r"^_?((get|has|is|num|count|log|save)_|(unwrap|print|eval|valid|watch|summar|describe)|(log|save|copy|deepcopy)$)", re.IGNORECASE
+    )
 )  # names of calls that train nothing
 
 
@@ -66,7 +69,7 @@ class Calls(State):
         self.tick()
         function = call.function
         if isinstance(function, Opaque) or (isinstance(function, Method) and not isinstance(function.receiver, (Items, Mapping, Known))):
-            known = self.vocabulary.call(self._machine, call)
+            known = self.vocabulary.call(self, call)  # type: ignore[arg-type]
             if known is not None:
                 return known
         if isinstance(function, Function):
@@ -178,8 +181,14 @@ class Calls(State):
             finally:
                 self.model_calls.pop()
         begun = len(self.recorder.events)
-        with self._called(function, node):
+        within = node if self._is_helper(function, node) else None
+        if within is not None:
+            self.recorder.calls.append(within)
+        try:
             result = self.run_frame(frame, body)
+        finally:
+            if within is not None:
+                self.recorder.calls.pop()
         if (
             node is not None
             and hasattr(node, "lineno")
@@ -189,18 +198,10 @@ class Calls(State):
             self.loss_calls[id(self.running[-1])] = node
         return result
 
-    @contextmanager
-    def _called(self, function: Function, node: ast.Call | None) -> Iterator[None]:
-        """Events in here lie in a helper of whoever calls it: no method of the same object, and no callback that is handed its caller."""
+    def _is_helper(self, function: Function, node: ast.Call | None) -> bool:
+        """Whether a function is a helper of its caller, with its events: no method of the same object, no callback that is handed it."""
         own = self.frame.function.bound if self.frame.function is not None else None
-        if node is None or (own is not None and (function.bound is own or any(_is_self(arg) for arg in node.args))):
-            yield
-            return
-        self.recorder.calls.append(node)
-        try:
-            yield
-        finally:
-            self.recorder.calls.pop()
+        return node is not None and not (own is not None and (function.bound is own or any(_is_self(arg) for arg in node.args)))
 
     def run_frame(self, frame: Frame, body: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
         outer = self.frame
@@ -242,6 +243,9 @@ class Calls(State):
         if self.frame.depth >= DEEPEST_CALL or self.running.count(node) >= MOST_RECURSION:
             self.limits.append(f"{function.name}: recursion or call depth")
             return False
+        return self.index.once("worth following", node, self._is_worth_following)
+
+    def _is_worth_following(self, node: ast.AST) -> bool:
         if self.index.kinds(node):
             return not (is_test(node) and Kind.BACKWARD in self.index.kinds(node))
         if self.index.keeps_books(node):
@@ -375,26 +379,29 @@ class Calls(State):
     def unknown_call(self, call: Call) -> Value:
         """A call nobody can follow: its result is only named, and tracked objects that it received may have been used."""
         receiver = call.receiver
-        parts = [*call.values, *([receiver] if receiver is not None else [])]
-        key = ("call", key_of(call.function) if receiver is None else ("method", key_of(receiver), call.name), *self.key(*call.values))
-        made = self.opaque(key, self.recorder.text(call.node), *parts, name=call.name)
-        made.attached = any(isinstance(part, Opaque) and part.attached for part in parts)
-        tracked = tuple(
-            actor for actor in (actor_of(value) for value in call.values) if actor is not None and actor.role is not Role.LOADER
-        )
+        values = call.values
+        parts = values if receiver is None else [*values, receiver]
+        key = ("call", key_of(call.function) if receiver is None else ("method", key_of(receiver), call.name), *map(key_of, values))
+        made = self.opaque(key, self.recorder.text(call.node), *parts)
+        made.name = call.name
+        made.attached = any(part.__class__ is Opaque and part.attached for part in parts)
+        actors = [actor_of(value) for value in values]
+        tracked = tuple([actor for actor in actors if actor is not None and actor.role is not Role.LOADER])
         nested = tuple(
-            actor
-            for value in call.values
-            if isinstance(value, Instance)
-            for actor in map(actor_of, value.attributes.values())
-            if actor is not None
+            [
+                actor
+                for value in values
+                if isinstance(value, Instance)
+                for actor in map(actor_of, value.attributes.values())
+                if actor is not None
+            ]
         )
         holder = actor_of(receiver)
-        if holder is not None and holder.role in {Role.OPTIMIZER, Role.SCALER} and SCALES.search(call.name):
+        if holder is not None and holder.role in {Role.OPTIMIZER, Role.SCALER} and scales(call.name):
             tracked += (holder,)
-        if (tracked or nested) and self.forward is None and not isinstance(call.function, Builtin) and not HARMLESS.search(call.name):
+        if (tracked or nested) and self.forward is None and not isinstance(call.function, Builtin) and not is_harmless(call.name):
             self.recorder.emit(Kind.OPAQUE, call.node, targets=tracked + nested)
-        for value in call.values:
+        for value in values:
             if isinstance(value, (Function, Partial)) and self.index.kinds(_node_of(value)):
                 self.limits.append(f"{self.recorder.text(call.node)}: calls back a function that trains")
                 self.recorder.emit(Kind.OPAQUE, call.node, note="callback")

@@ -26,6 +26,7 @@ from accumlint.source.rehearsal.values import (
 from accumlint.trace import Event, Guard, Kind
 
 PERSONAL = ("loss", "data", "memory", "clock", "rank")
+ABOUT_DATA = frozenset(PERSONAL) - {"rank"}
 WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"})
 EXITS = frozenset({("sys", "exit"), ("os", "_exit")})
 LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
@@ -43,18 +44,26 @@ class Conditions(State):
 
     @contextmanager
     def guarded(self, node: ast.If, test: Value, *, holds: bool) -> Iterator[None]:
-        """Events in here happen under the condition; a flag stands for the test that it was computed by."""
+        """Events in here happen under the condition."""
+        self.recorder.guards.append(self._guard_of(node, test, holds))
+        try:
+            yield
+        finally:
+            self.recorder.guards.pop()
+
+    def _guard_of(self, node: ast.If, test: Value, holds: bool) -> Guard:
+        """A condition as events see it; a flag stands for the test that it was computed by."""
         origin: ast.AST = node.test
         if isinstance(test, Known) and test.origin is not None and not isinstance(node.test, (ast.Compare, ast.BoolOp)):
             origin = test.origin
         cause = self._cause(test)
         if cause == "counter" and self.index.has_modulo(origin):
             cause = "gate"  # `i % 4 == 3`: K in place
-        self.recorder.guards.append(Guard(self.recorder.place(origin), self.recorder.text(origin), cause, holds))
-        try:
-            yield
-        finally:
-            self.recorder.guards.pop()
+        return Guard(self.recorder.place(origin), self.recorder.text(origin), cause, holds)
+
+    def ways(self, node: ast.If) -> tuple[set[str], set[str]]:
+        """How each side of an if statement leaves the path."""
+        return self.index.once("ways", node, lambda _: (ways_out(node.body), ways_out(node.orelse)))
 
     def branch(self, node: ast.If) -> Signal | None:
         if _is_main_guard(node.test):
@@ -66,7 +75,10 @@ class Conditions(State):
             self.asked[id(node)] = (self.frame.depth, decides)
         self._learn_gate(node, test)
         self.last_test = test
-        sides = self.sides.setdefault(id(node), (node, set()))[1]
+        known = self.sides.get(id(node))
+        if known is None:
+            known = self.sides[id(node)] = (node, set())
+        sides = known[1]
         if isinstance(test, Opaque):
             sides.update((True, False))
             if self.index.once("counts down", node, lambda _: _counts_down(node)):
@@ -74,9 +86,9 @@ class Conditions(State):
             return self._unknown_branch(node, test)
         holds = self.truth(test)
         sides.update((True, False) if isinstance(test, Known) and (test.roots or test.gates) else (holds,))
-        if holds and ways_out(node.body) == {"raise"} and isinstance(test, Known) and self._is_open_length(test, node.test):
+        if holds and isinstance(test, Known) and self.ways(node)[0] == {"raise"} and self._is_open_length(test, node.test):
             holds = False  # the run that trains does not end here
-        if holds and isinstance(test, Known) and ways_out(node.body) == {"continue"} and self._skips_ahead(node, test):
+        if holds and isinstance(test, Known) and self.ways(node)[0] == {"continue"} and self._skips_ahead(node, test):
             holds = False  # a run that is not resumed
         return self._guarded(node, node.body if holds else node.orelse, test, holds)
 
@@ -99,6 +111,8 @@ class Conditions(State):
     def _learn_gate(self, node: ast.If, test: Value) -> None:
         """What an update is gated by is K."""
         gates = test.gates if isinstance(test, (Known, Opaque)) else frozenset()
+        if not gates:
+            return
         knowledge = self.world.knowledge
         wanted = [
             root for root in gates if root.key not in knowledge.proven and root.kind != "length" and root.key not in knowledge.lengths
@@ -128,8 +142,11 @@ class Conditions(State):
             return None
         if not self.index.kinds(node) and not self.index.keeps_books(node):
             return self.block(body)
-        with self.guarded(node, test, holds=holds):
+        self.recorder.guards.append(self._guard_of(node, test, holds))
+        try:
             return self.block(body)
+        finally:
+            self.recorder.guards.pop()
 
     @staticmethod
     def _cause(test: Value) -> str:
@@ -157,10 +174,10 @@ class Conditions(State):
     def _unknown_branch(self, node: ast.If, test: Opaque) -> Signal | None:
         if "data" in test.causes:
             self._guard_counts(node.test)
-        if test.causes & set(PERSONAL) - {"rank"} or (test.causes and not self._answered(test)):
+        if test.causes & ABOUT_DATA or (test.causes and not self._answered(test)):
             return self._skip(node, test)
         kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
-        leaves, other_leaves = ways_out(node.body), ways_out(node.orelse)
+        leaves, other_leaves = self.ways(node)
         if self._asks_for_boundary(node, test):
             holds = (self.recorder.turns[-1].index + 1) % self.world.k == 0
         elif self._answered(test):
@@ -213,7 +230,7 @@ class Conditions(State):
     def _skip(self, node: ast.If, test: Opaque) -> Signal | None:
         """A condition on data: the normal path is the one that trains; the other one is only noted."""
         kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
-        leaves, other_leaves = ways_out(node.body), ways_out(node.orelse)
+        leaves, other_leaves = self.ways(node)
         rest = self.index.following(node)
         after = self.index.kinds(rest)
         if not (kinds or other) and not (leaves or other_leaves):

@@ -71,7 +71,8 @@ class Expressions(Access, Comparisons):
         return made
 
     def _eval_Attribute(self, node: ast.Attribute) -> Value:
-        return self.attribute(self.eval(node.value), node.attr, node)
+        value = self.eval(node.value)
+        return self.opaque_attribute(value, node.attr) if isinstance(value, Opaque) else self.attribute(value, node.attr, node)
 
     def _eval_Subscript(self, node: ast.Subscript) -> Value:
         return self.item(self.eval(node.value), self.eval(node.slice), node)
@@ -248,13 +249,18 @@ class Expressions(Access, Comparisons):
 
     def _eval_Call(self, node: ast.Call) -> Value:
         receiver: Value | None = None
-        if isinstance(node.func, ast.Attribute):
-            receiver = self.force(self.eval(node.func.value))
-            function: Value = self.force(self.method(receiver, node.func.attr, node.func))
-            name = node.func.attr
+        called = node.func
+        if isinstance(called, ast.Attribute):
+            receiver = self.eval(called.value)
+            if receiver.__class__ is Phi:
+                receiver = self.force(receiver)
+            name = called.attr
+            function = self.method(receiver, name, called)
+            if function.__class__ is Phi:
+                function = self.force(function)
         else:
-            function = self.force(self.eval(node.func))
-            name = node.func.id if isinstance(node.func, ast.Name) else getattr(function, "name", "")
+            function = self.force(self.eval(called))
+            name = called.id if isinstance(called, ast.Name) else getattr(function, "name", "")
         args: list[Value] = []
         spread = False
         for arg in node.args:
@@ -282,6 +288,8 @@ class Expressions(Access, Comparisons):
 
     def method(self, receiver: Value, name: str, node: ast.AST) -> Value:
         """What `receiver.name` is when it is about to be called."""
+        if isinstance(receiver, Opaque):  # the most frequent one
+            return self.opaque_attribute(receiver, name)
         if isinstance(receiver, (Thing, Context, Stream, Items, Known, Phi)):
             if isinstance(receiver, Thing) and name in {"module", "_orig_mod"} and receiver.inner is not None:
                 return receiver.inner

@@ -11,7 +11,7 @@ from accumlint.source.reading.counting import counted_in_updates
 from accumlint.source.rehearsal.arithmetic import combine
 from accumlint.source.rehearsal.assign import Assignments
 from accumlint.source.rehearsal.blocks import Blocks
-from accumlint.source.rehearsal.conditions import Conditions, ways_out
+from accumlint.source.rehearsal.conditions import Conditions
 from accumlint.source.rehearsal.state import BREAK, CONTINUE, Signal
 from accumlint.source.rehearsal.values import (
     NONE,
@@ -23,6 +23,7 @@ from accumlint.source.rehearsal.values import (
     Root,
     Value,
 )
+from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps
 from accumlint.trace import Kind
 
 HANDLERS: dict[type[ast.stmt], Callable[[Any, Any], Signal | None]] = {}  # of the one interpreter there is
@@ -32,18 +33,22 @@ class Statements(Assignments, Conditions, Blocks):
     """Runs statements."""
 
     def block(self, statements: Sequence[ast.stmt]) -> Signal | None:
+        known = self.relevance.known
         for at, statement in enumerate(statements):
-            if self.relevance.idle(statement):
+            idle = known.get(id(statement))
+            if idle or (idle is None and self.relevance.idle(statement)):
                 continue
             signal = self.statement(statement)
             if signal is not None:
                 return signal
-            if isinstance(statement, ast.If) and ways_out(statement.body) == {"continue"} and not statement.orelse:
+            if statement.__class__ is ast.If and not statement.orelse and self.ways(statement)[0] == {"continue"}:
                 return self._rest_of(statement, statements[at + 1 :])
         return None
 
     def statement(self, node: ast.stmt) -> Signal | None:
-        self.tick()
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise OutOfSteps
         kind = node.__class__
         if kind is ast.If:
             assert isinstance(node, ast.If)
@@ -51,8 +56,7 @@ class Statements(Assignments, Conditions, Blocks):
         handler = HANDLERS.get(kind)
         if handler is None:
             handler = HANDLERS[kind] = getattr(type(self), f"_exec_{kind.__name__}", _passed_over)
-        result = handler(self, node)
-        return result if isinstance(result, Signal) else None
+        return handler(self, node)
 
     def _exec_Expr(self, node: ast.Expr) -> None:
         if not isinstance(node.value, ast.Constant):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import replace
 from typing import Any
 
-from accumlint.source.reading.facts import LOSS_WORDS, names_class, terminal
+from accumlint.source.reading.facts import names_class, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
@@ -19,6 +18,7 @@ from accumlint.source.rehearsal.contexts import Contexts
 from accumlint.source.rehearsal.counts import BY_INDEX, WHOLE
 from accumlint.source.rehearsal.evaluate import Expressions
 from accumlint.source.rehearsal.execute import Statements
+from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, is_verb, makes, names_count, speaks_of_loss
 from accumlint.source.rehearsal.iterate import Iteration
 from accumlint.source.rehearsal.loops import Loops
 from accumlint.source.rehearsal.modules import Modules
@@ -45,21 +45,6 @@ from accumlint.source.vocabulary import distributed
 from accumlint.source.vocabulary.base import Vocabulary, as_actor, modules_of, parameters_owner, raw_module, role_of
 from accumlint.trace import Actor, Event, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
-
-FETCHES = re.compile(
-    r"batch|sample|data|next|fetch|chunk|token|example|draw|pull|take|feed|read|rollout|rand|synth|episode|trajector|segment|slice|window",
-    re.IGNORECASE,
-)
-MAKES = re.compile(r"loader|dataset|iterator|sampler|^(create|build|make|init|setup)(_|$)|size|shape|count|num_", re.IGNORECASE)
-LOADERS = re.compile(r"data_?loader|dataset$|sampler$|iterator$", re.IGNORECASE)
-AGREES = re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE)
-COUNT_NAME = re.compile(
-    r"(^|_)(n|num)_(items|targets|valid|tokens)|denominator|normali[sz]er|total_(tokens|targets|items)|item_count|token_count",
-    re.IGNORECASE,
-)
-VERB = re.compile(
-    r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)"
-)
 
 ABOUT_MASKS = frozenset(
     {SELECTED, BY_INDEX, WHOLE, "compared", "filtered"}
@@ -115,7 +100,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
                 isinstance(function, Opaque)
                 and not function.path
                 and (call.args or call.keywords or call.spread)
-                and not VERB.search(call.name)
+                and not is_verb(call.name)
                 and not names_class(call.node.func)
             )
             and role_of(self, function) is Role.MODEL
@@ -124,7 +109,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             return self.forward_of(call, function)
         made = super().unknown_call(call)
         if isinstance(made, Opaque):
-            if AGREES.search(call.name):
+            if agrees(call.name):
                 made.agreed = True
             if self._is_own_part(call):
                 assert self.forward is not None
@@ -140,11 +125,11 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if not isinstance(function, Opaque) or owner.attributes.get(call.name) is not function:
             return False
         unset = function.key[0] == "."  # as in a class of which only what forms the loss is followed
-        return not unset or (owner.cls.find("__init__") is None and not VERB.search(call.name) and "mask" not in call.name)
+        return not unset or (owner.cls.find("__init__") is None and not is_verb(call.name) and "mask" not in call.name)
 
     def _colour(self, made: Opaque, call: Call) -> None:
         """What an unfollowed call may be: a loss, by its name; new data, when it was given none."""
-        if LOADERS.search(call.name) and not made.forwards:
+        if gives_batches(call.name) and not made.forwards:
             made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch
             return
         receiver = self.force(call.receiver) if call.receiver is not None else None
@@ -157,9 +142,9 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             and any(_moves(self.force(value)) for value in call.values)
         ):
             made.born = self.take(call.node, made.key)
-        if made.forwards or made.attached or (module_call and LOSS_WORDS.search(call.name)):
+        if made.forwards or made.attached or (module_call and speaks_of_loss(call.name)):
             made.attached = self.no_grad == 0
-            if LOSS_WORDS.search(call.name) and made.weight is None and self.no_grad == 0:
+            if speaks_of_loss(call.name) and made.weight is None and self.no_grad == 0:
                 made.weight = Weight((self._implicit_mean(call.node),), known=False)
                 made.reduced = True
                 self.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
@@ -170,7 +155,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
 
     def _fetches(self, call: Call) -> bool:
         """Whether an unfollowed call may give new data, by its name."""
-        return bool(FETCHES.search(call.name)) and not MAKES.search(call.name)
+        return fetches(call.name) and not makes(call.name)
 
     def _implicit_mean(self, node: ast.AST) -> Factor:
         return Factor(Quantity.UNITS, -1, None, self.recorder.text(node), self.recorder.place(node), implicit=True, root="function")
@@ -223,13 +208,11 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
 
     def _may_count(self, call: Call) -> bool:
         """Whether a loss need not be the mean over this batch: a criterion around the model, or one told a count."""
-        if LOSS_WORDS.search(call.name):
+        if speaks_of_loss(call.name):
             return True
         values = [self.force(value) for value in call.values]
         counts = {Quantity.UNITS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}
-        return any(COUNT_NAME.search(name) for name in call.keywords) or any(
-            isinstance(value, Opaque) and value.quantity in counts for value in values
-        )
+        return any(map(names_count, call.keywords)) or any(isinstance(value, Opaque) and value.quantity in counts for value in values)
 
     def _wrapper_of(self, model: Value) -> tuple[Value | None, bool]:
         """The wrapper through which a model is called, or that it goes round: one that there is in this world."""
@@ -410,7 +393,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if isinstance(made, Opaque) and made.weight is None:
             if made.name == "grad":
                 made.weight = Weight()
-            elif value.forwards and LOSS_WORDS.search(name) and value.key[0] == "forward":
+            elif value.forwards and value.key[0] == "forward" and speaks_of_loss(name):
                 made.weight = Weight(
                     (Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),),
                     known="unclear-mean" not in value.causes and _is_of_forward(value),
@@ -469,9 +452,9 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
 
     def _name_loss(self, value: Opaque, name: str, node: ast.AST) -> None:
         """`_, loss = model(x, y)`: what a model returns under this name is its mean loss."""
-        if value.weight is not None or not (value.forwards or value.attached) or not LOSS_WORDS.search(name.rsplit(".", 1)[-1]):
+        if value.weight is not None or not (value.forwards or value.attached) or not speaks_of_loss(name.rsplit(".", 1)[-1]):
             return
-        direct = value.key[0] in {"part", "[]", "forward"} or (value.key[0] == "." and LOSS_WORDS.search(str(value.key[-1])) is not None)
+        direct = value.key[0] in {"part", "[]", "forward"} or (value.key[0] == "." and speaks_of_loss(str(value.key[-1])))
         if direct and isinstance(value.owner, Opaque) and value.owner.weight is not None and value.owner.reduced:
             value.weight, value.reduced = value.owner.weight, True  # part of what a loss function gives
         elif direct:

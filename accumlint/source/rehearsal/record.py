@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from accumlint.source.reading.facts import FILE_LINES
@@ -18,6 +19,7 @@ from accumlint.trace import Actor, Event, Evidence, Guard, Kind, Place, Turn
 LONGEST_TEXT = 80
 NUMBERED = frozenset({"index", "micro_batch", "model", "scaler", "targets", "reaches", "forwards", "data"})
 COMPARED = tuple(each.name for each in fields(Event) if each.name not in NUMBERED)
+compared = attrgetter(*COMPARED)
 BEGINS = frozenset({Kind.DATA, Kind.FORWARD, Kind.BACKWARD})
 
 
@@ -35,9 +37,12 @@ class OpenTurn:
     source: Value | None = None  # what the loop goes over
     taken: set[int] = field(default_factory=set)  # the data taken in this very turn
     parts: bool = False  # its loop goes over the parts of a batch, and no optimizer steps in it
+    turn: Turn | None = None  # as events show it
 
     def closed(self) -> Turn:
-        return Turn(self.line, self.index, self.entry, self.last, self.endless)
+        if self.turn is None:
+            self.turn = Turn(self.line, self.index, self.entry, self.last, self.endless)
+        return self.turn
 
 
 Looks = tuple[Any, ...]
@@ -67,7 +72,7 @@ def looks(event: Event) -> Looks:
     """An event without the numbers of its objects, as it is when it happens."""
     actors = ((event.model, event.model and event.model.name), (event.scaler, ""), *((each, "") for each in event.targets))
     return (
-        *(getattr(event, name) for name in COMPARED),
+        *compared(event),
         *((name, actor.role, actor.wrapper, actor.known, actor.options) for actor, name in actors if actor is not None),
         len(event.reaches),
     )
@@ -229,7 +234,7 @@ class Recorder:
             kind=kind,
             place=self.place(node),
             micro_batch=self.micro_batch() if kind in BEGINS else self.current(),
-            turns=tuple(turn.closed() for turn in self.turns),
+            turns=tuple([turn.closed() for turn in self.turns]),
             text=self.text(node),
             guards=tuple(self.guards),
             call=self._call_in_loop(node),

@@ -36,7 +36,7 @@ from accumlint.source.rehearsal.values import (
     key_of,
     nested_key,
 )
-from accumlint.source.rehearsal.worlds import MOST_STEPS, TOGETHER, OutOfSteps, World
+from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps, World, is_together
 from accumlint.trace import Kind
 from accumlint.weight import Quantity
 
@@ -306,8 +306,7 @@ class State:
 
     def force(self, value: Value) -> Value:
         """Answers the condition that a value hangs on."""
-        while value.__class__ is Phi:
-            assert isinstance(value, Phi)
+        while isinstance(value, Phi):
             holds = self.holds(value.condition, self._prefers_then(value), weight=self._stake(value))
             value = value.then if holds else value.otherwise
         return value
@@ -328,7 +327,7 @@ class State:
     def _prefers_then(self, phi: Phi) -> bool:
         """Features on first, several processes above all: the side that is something rather than nothing."""
         for condition, holds in ((phi.condition, True), (phi.condition.negated, False)):
-            if isinstance(condition, Opaque) and TOGETHER.search(condition.text):
+            if isinstance(condition, Opaque) and is_together(condition.text):
                 return holds
         if self._stands_in(phi):
             return False

@@ -99,7 +99,6 @@ TRUE = Known(True)
 FALSE = Known(False)
 
 
-@dataclass(slots=True, eq=False)
 class Opaque(Value):
     """A value that is only named: where it came from (`key`, `text`), and what is known of it all the same.
 
@@ -109,8 +108,7 @@ class Opaque(Value):
     holds. `quantity` marks a count.
     """
 
-    key: Key
-    text: str = ""
+    # Most values are plain, and many are made: what is as it says here is not written into each of them.
     path: str = ""
     causes: frozenset[str] = frozenset()
     agreed: bool = False
@@ -124,12 +122,23 @@ class Opaque(Value):
     attached: bool = False
     gates: frozenset[Root] = NO_ROOTS
     actor: Actor | None = None
-    attributes: dict[str, Value] = field(default_factory=dict)
     element: Value | None = None
     negated: Opaque | None = None  # this is `not` of that one
     conjunction: tuple[Value, ...] = ()  # this is `and` (or `or`) of those
     owner: Value | None = None  # the object that this attribute or method belongs to
     name: str = ""  # the attribute's name
+
+    def __init__(self, key: Key, text: str = "") -> None:
+        self.key = key
+        self.text = text
+        self.attributes: dict[str, Value] = {}
+
+    def copied(self) -> Opaque:
+        """A value of which the same is known; what is set in one of them the other has not."""
+        made = Opaque(self.key, self.text)
+        made.__dict__.update(self.__dict__)
+        made.attributes = {}
+        return made
 
 
 @dataclass(slots=True, eq=False)
@@ -320,10 +329,11 @@ def make_actor(role: Role, name: str, *, wrapper: Wrapper = Wrapper.NONE, base: 
 
 def key_of(value: Value) -> Key:
     """What identifies a value in a decision: the same expression over the same values has the same key."""
+    kind = value.__class__
+    if kind is Opaque or kind is Mapping:
+        return value.key  # type: ignore[attr-defined, no-any-return]
     if isinstance(value, Known):
         return ("known", repr(value.value))
-    if isinstance(value, (Opaque, Mapping)):
-        return value.key
     if isinstance(value, Phi):
         return ("phi", value.condition.key)
     if isinstance(value, Items) and not value.open and len(value.items) <= 8 and all(isinstance(item, Known) for item in value.items):
@@ -341,7 +351,7 @@ def key_of(value: Value) -> Key:
 
 def born_of(value: Value) -> frozenset[int]:
     """The micro-batches whose data a value holds."""
-    if isinstance(value, Opaque):
+    if value.__class__ is Opaque:
         return value.born
     if isinstance(value, Items):
         return frozenset().union(*(born_of(item) for item in value.items)) if value.items else frozenset()

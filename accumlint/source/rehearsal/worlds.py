@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from accumlint.source.reading.facts import ACCUMULATION_NAME
+from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.values import Key, Root
 
 OUTER_TURNS = 2
@@ -41,6 +42,11 @@ AT_THE_END = re.compile(
 EVALUATES = re.compile(
     r"(^|[._])((eval|evaluate|test)(_?only)?|only_?(eval|evaluate|test))$", re.IGNORECASE
 )  # settings of a run that only evaluates
+
+
+is_together = found_in(TOGETHER)
+is_elsewhere = found_in(OTHER_HARDWARE)
+is_unlikely = found_in(re.compile("|".join(f"(?:{each.pattern})" for each in (ALONE, AT_THE_END, EVALUATES)), re.IGNORECASE))
 
 
 class Restart(Exception):
@@ -191,9 +197,8 @@ class World:
         if self._is_excluded(key):
             self.answers[key] = Answer(key, text, False, False, weight)
             return False
-        elsewhere = OTHER_HARDWARE.search(text) is not None
-        unlikely = elsewhere or ALONE.search(text) is not None or AT_THE_END.search(text) is not None or EVALUATES.search(text) is not None
-        holds = self.forced.get(key, preference and not unlikely)
+        elsewhere = is_elsewhere(text)
+        holds = self.forced.get(key, preference and not (elsewhere or is_unlikely(text)))
         self.answers[key] = Answer(key, text, holds, flips and not elsewhere, weight)
         return holds
 

@@ -373,7 +373,8 @@ def gathered(state: Machine, call: Call) -> Value | None:
     value = state.force(call.args[0])
     if not isinstance(value, Opaque):
         return value
-    made = replace(value, agreed=True, attributes={}, forwards=frozenset(), attached=False)
+    made = value.copied()
+    made.agreed, made.forwards, made.attached = True, frozenset(), False
     if made.quantity in {Quantity.UNITS, Quantity.WINDOW_UNITS}:
         distributed.all_reduce(state, replace_arguments(call, made))
     return made

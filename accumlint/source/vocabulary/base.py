@@ -156,7 +156,8 @@ class Vocabulary:
         for handler in handlers:
             found = handler(state, call)
             if found is not None:
-                self._note(state, handler)
+                if handler in self.names:
+                    self._note(state, handler)
                 return found
         return None
 

@@ -70,10 +70,10 @@ def state_of(state: Machine, call: Call) -> Value | None:
 
 def average(state: Machine, call: Call) -> Value | None:
     """`ema.update(model)`, `averaged.update_parameters(model)`, `update_ema(ema_model, model)`."""
-    receiver = state.force(receiver_of(call) or NONE)
     known = isinstance(call.function, Function)
     if not (known or averages_by_name(call.name, _receiver_name(call))):
         return None
+    receiver = state.force(receiver_of(call) or NONE)
     if role_of(state, receiver) in {Role.OPTIMIZER, Role.SCALER, Role.SCHEDULER}:
         return None
     if any(isinstance(value, Opaque) and (value.forwards or value.weight is not None) for value in map(state.force, call.values)):

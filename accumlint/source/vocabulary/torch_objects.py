@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.counting import counts_batches, total_of
 from accumlint.source.reading.facts import LOSS_WORDS
 from accumlint.source.reading.units import Units
+from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,
@@ -46,6 +47,7 @@ OPTIMIZER_CLASS = re.compile(
 SCHEDULER_CLASS = re.compile(
     r"(LR|Scheduler|Schedule)$|Plateau|Warmup|Annealing|^get_\w*schedule\w*$|^(CosineAnnealingWarmRestarts|ReduceLROnPlateau|SequentialLR)$"
 )
+makes_optimizer, makes_scheduler = found_in(OPTIMIZER_CLASS), found_in(SCHEDULER_CLASS)
 CRITERIA = {
     "CrossEntropyLoss": "cross_entropy",
     "NLLLoss": "nll_loss",
@@ -225,11 +227,11 @@ def fallback(state: Machine, call: Call) -> Value | None:
         return None
     if name in CRITERIA:
         return criterion(state, call)
-    if OPTIMIZER_CLASS.match(name) or (
+    if makes_optimizer(name) or (
         call.path.startswith("torch.optim.") and name[:1].isupper() and "scheduler" not in call.path and name != "Optimizer"
     ):
         return optimizer(state, call)
-    if SCHEDULER_CLASS.search(name) and (call.args or call.keywords) and not state.index.is_own_name(name):
+    if makes_scheduler(name) and (call.args or call.keywords) and not state.index.is_own_name(name):
         return scheduler(state, call)
     if call.path.startswith("torch.nn.") and name[:1].isupper() and "utils" not in call.path and name not in {"Parameter", "ParameterList"}:
         return module(state, call)

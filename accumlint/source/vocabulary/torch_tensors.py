@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, SAME_SHAPE, SELECTED, identity, is_tensor, scale
 from accumlint.source.rehearsal.counts import BY_INDEX, count, guard, last_part, selects
 from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Stream, Thing, Value
@@ -44,6 +45,7 @@ LOSS_FUNCTIONS = (
 CRITERION_NAME = re.compile(r"criterion|(^|_)(loss|ce|mse|bce|nll)(_?fn|_?func(tion)?|_fct)?$|^(cross_entropy|loss)", re.IGNORECASE)
 LIKE_ANOTHER = frozenset({"type_as", "expand_as", "view_as", "reshape_as", "to"})  # of another tensor they take the shape or the type
 MAKES_MASK = re.compile(r"(^|_)(len(gth)?s?|seq(uence)?|pad(ding)?)_(to_)?mask|mask_?from_\w*len|get_mask_from_len", re.IGNORECASE)
+names_criterion, makes_mask = found_in(CRITERION_NAME), found_in(MAKES_MASK)
 MAKERS = (
     "rand",
     "randn",
@@ -361,7 +363,7 @@ def fallback(state: Machine, call: Call) -> Value | None:
 
 def _mask_of_lengths(state: Machine, call: Call) -> Value | None:
     """`lens_to_mask(lengths)`, `make_pad_mask(lengths)` that nobody followed: what they leave differs from batch to batch."""
-    if not MAKES_MASK.search(call.name) or not call.values:
+    if not makes_mask(call.name) or not call.values:
         return None
     parts = [state.force(value) for value in call.values]
     if not any(isinstance(part, Opaque) and (part.born or "data" in part.causes) for part in parts):
@@ -373,7 +375,7 @@ def _mask_of_lengths(state: Machine, call: Call) -> Value | None:
 
 
 def _named_criterion(state: Machine, call: Call) -> Value | None:
-    values = [state.force(value) for value in call.values]
+    values = list(map(state.force, call.values))
     tensors = [value for value in values if isinstance(value, Opaque) and (value.forwards or value.attached)]
     nested = [
         part
@@ -388,7 +390,7 @@ def _named_criterion(state: Machine, call: Call) -> Value | None:
     if call.receiver is not None and role_of(state, call.receiver) is not None:
         return None
     name = call.name or (call.function.text if isinstance(call.function, Opaque) else "")
-    if not CRITERION_NAME.search(name):
+    if not names_criterion(name):
         return None
     if call.name in LOSS_FUNCTIONS and not call.path:
         return loss(state, call)  # `F` came with a star, or with a cell that was not seen

@@ -1,0 +1,30 @@
+"""What the names of calls tell that nobody can follow."""
+
+from __future__ import annotations
+
+import re
+
+from accumlint.source.reading.facts import LOSS_WORDS
+from accumlint.source.reading.words import found_in
+
+fetches = found_in(
+    re.compile(
+        r"batch|sample|data|next|fetch|chunk|token|example|draw|pull|take|feed|read|rollout|rand|synth|episode|trajector|segment|slice|window",
+        re.IGNORECASE,
+    )
+)
+makes = found_in(re.compile(r"loader|dataset|iterator|sampler|^(create|build|make|init|setup)(_|$)|size|shape|count|num_", re.IGNORECASE))
+gives_batches = found_in(re.compile(r"data_?loader|dataset$|sampler$|iterator$", re.IGNORECASE))
+agrees = found_in(re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE))
+names_count = found_in(
+    re.compile(
+        r"(^|_)(n|num)_(items|targets|valid|tokens)|denominator|normali[sz]er|total_(tokens|targets|items)|item_count|token_count",
+        re.IGNORECASE,
+    )
+)
+is_verb = found_in(
+    re.compile(
+        r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)"
+    )
+)
+speaks_of_loss = found_in(LOSS_WORDS)
