@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from accumlint.weight import Weight
@@ -187,6 +187,18 @@ class Event:
     note: str = ""
     call: Place | None = None  # of the helper in another file that it lies in, by the file of the loop
 
+    def renumbered(self, index: int, forwards: tuple[int, ...], micro_batch: int) -> Event:
+        """The same event among others."""
+        if index == self.index and forwards == self.forwards and micro_batch == self.micro_batch:
+            return self
+        made = object.__new__(Event)
+        for name in FIELDS:
+            set_field(made, name, getattr(self, name))
+        set_field(made, "index", index)
+        set_field(made, "forwards", forwards)
+        set_field(made, "micro_batch", micro_batch)
+        return made
+
     @property
     def in_loop(self) -> Place:
         """Where the file of the loop brings it about."""
@@ -197,6 +209,10 @@ class Event:
         if optimizer is None or not self.targets:
             return True
         return any(target.uid == optimizer.uid or (optimizer.base is not None and target.uid == optimizer.base) for target in self.targets)
+
+
+FIELDS = tuple(each.name for each in fields(Event))
+set_field = object.__setattr__  # of what is frozen once it is made
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ class Facts:
         self._loops: dict[int, bool] = {}
         self.texts: dict[int, str] = {}
         self.places: dict[int, Place] = {}
+        self.constants: dict[int, Any] = {}  # what the constants in place are to a rehearsal, by their nodes
         self.roles: dict[str, Role | None] = {}  # of objects, by the names that they go by
         self._memo: dict[tuple[str, int], Any] = {}
         self._collect(tree)

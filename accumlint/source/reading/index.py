@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from accumlint.source.reading.aliases import find_aliases, functions_in
@@ -27,7 +28,7 @@ from accumlint.source.reading.facts import (
     in_one_file,
     terminal,
 )
-from accumlint.source.reading.nodes import every, remember, walk
+from accumlint.source.reading.nodes import every, remember, stretch_of, walk
 from accumlint.source.reading.steppers import steppers
 from accumlint.trace import Kind
 
@@ -42,6 +43,9 @@ HOLDERS = (
 NO_KINDS: frozenset[Kind] = frozenset()
 
 
+Mark = tuple[int, set[Kind], list[FunctionNode]]  # where a node stands among others, what it brings about itself, and what it calls
+
+
 class Index(Facts):
     """Static facts about one module."""
 
@@ -52,6 +56,7 @@ class Index(Facts):
         self._block_kinds: dict[tuple[int, int, int], frozenset[Kind]] = {}
         self._training_kinds: dict[int, frozenset[Kind]] = {}
         self._own_kinds: dict[int, set[Kind]] = {}
+        self._marks: dict[int, tuple[list[int], list[Mark]]] = {}  # of the lists of nodes that statements at the top level hold
         self.recognisers: list[Callable[[Index, ast.Call], frozenset[Kind]]] = []  # of calls whose names alone do not tell
 
     def callees(self, node: ast.Call) -> list[FunctionNode]:
@@ -171,18 +176,37 @@ class Index(Facts):
     def _find_direct(self, node: ast.AST) -> tuple[frozenset[Kind], tuple[FunctionNode, ...]]:
         found: set[Kind] = set()
         callees: dict[FunctionNode, None] = {}
-        for part in walk(node):
+        for _, kinds, functions in self._marks_in(node):
+            found |= kinds
+            callees.update(dict.fromkeys(functions))
+        return frozenset(found), tuple(callees)
+
+    def _marks_in(self, node: ast.AST) -> Iterable[Mark]:
+        """What stands in a node; a remembered tree is gone through once, for a node and all that it stands in."""
+        inside = stretch_of(node)
+        if inside is None:
+            return self._marks_of(walk(node))
+        nodes, first, last = inside
+        known = self._marks.get(id(nodes))
+        if known is None:
+            marks = list(self._marks_of(nodes))
+            known = self._marks[id(nodes)] = ([at for at, _, _ in marks], marks)
+        places, marks = known
+        return marks[bisect_left(places, first) : bisect_left(places, last)]
+
+    def _marks_of(self, nodes: Iterable[ast.AST]) -> Iterator[Mark]:
+        for at, part in enumerate(nodes):
             if isinstance(part, ast.Call):
-                found |= self._call_kinds(part)
-                callees.update(dict.fromkeys(self.callees(part)))
+                kinds, callees = self._call_kinds(part), self.callees(part)
+                if kinds or callees:
+                    yield at, kinds, callees
             elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
                 if part.attr in {"require_backward_grad_sync", "require_forward_param_sync"}:
-                    found.add(Kind.SYNC_OFF)
+                    yield at, {Kind.SYNC_OFF}, []
                 elif part.attr == "grad" or (part.attr == "data" and terminal(part.value) == "grad"):
-                    found.add(Kind.ZERO)
+                    yield at, {Kind.ZERO}, []
             elif isinstance(part, ast.AugAssign) and _touches_grad(part.target):
-                found.add(Kind.NORMALIZE)
-        return frozenset(found), tuple(callees)
+                yield at, {Kind.NORMALIZE}, []
 
     @cached_property
     def _closure(self) -> dict[int, frozenset[Kind]]:

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from accumlint.source.reading.callers import Callers
 from accumlint.source.reading.leads import Leads
@@ -34,6 +35,15 @@ class Definition:
     dotted: str = ""
 
 
+class _Target(NamedTuple):
+    """What an import of a followed file brings, and what that rests on."""
+
+    alias: ast.alias
+    found: Definition | None
+    asked: frozenset[str]
+    looked_at: frozenset[str]
+
+
 class Library:
     """What is known of a project's modules."""
 
@@ -45,6 +55,7 @@ class Library:
         self.looked_at: set[str] = set()  # files that answers rested on since somebody emptied this
         self._levels: dict[str, int] = {}
         self._outlines: dict[str, Outline | None] = {}
+        self._targets: dict[tuple[str, int, int], _Target] = {}
         self._count = 0
         self._bytes = 0
 
@@ -58,6 +69,7 @@ class Library:
         if path not in self._outlines:
             if self._bytes > MOST_KEPT:
                 self._outlines.clear()
+                self._targets.clear()
                 self._bytes = 0
             self._outlines[path] = self._read(path)
         return self._outlines[path]
@@ -90,7 +102,19 @@ class Library:
 
     def target(self, outline: Outline, node: Imported, alias: ast.alias, least: int = 0) -> Definition | None:
         """What an import brings; None where it cannot be told, or lies in a file that promises less than asked for."""
-        return self._target(outline.path, node, alias, 0, least)
+        if not outline.number:  # the file that is followed, which is read this once
+            return self._target(outline.path, node, alias, 0, least)
+        key = (outline.path, id(alias), least)
+        known = self._targets.get(key)
+        if known is None or known.alias is not alias:
+            outer = self.imports.asked, self.looked_at
+            self.imports.asked, self.looked_at = set(), set()
+            found = self._target(outline.path, node, alias, 0, least)
+            known = self._targets[key] = _Target(alias, found, frozenset(self.imports.asked), frozenset(self.looked_at))
+            self.imports.asked, self.looked_at = outer
+        self.imports.asked |= known.asked
+        self.looked_at |= known.looked_at
+        return known.found
 
     def _target(self, path: str, node: Imported, alias: ast.alias, depth: int, least: int) -> Definition | None:
         level, dotted = module_of(node, alias)

@@ -59,6 +59,12 @@ def forget_inside(node: ast.AST) -> None:
     node.__dict__.pop("_places", None)
 
 
+def stretch_of(node: ast.AST) -> tuple[list[ast.AST], int, int] | None:
+    """The remembered list that a node and what it holds stand in, and where."""
+    known: tuple[list[ast.AST], int, int] | None = node.__dict__.get("_inside")
+    return known
+
+
 def walk(node: ast.AST, skip: Callable[[ast.AST], bool] | None = None) -> Iterable[ast.AST]:
     """Every node of a tree in source order, parents before children; operators and contexts are left out.
 

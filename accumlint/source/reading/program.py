@@ -110,6 +110,7 @@ class _Builder:
         self.children: dict[int, dict[int, None]] = defaultdict(dict)  # in the order in which they were demanded
         self.read: dict[str, Outline] = {main.path: main}
         self.ends: dict[str, None] = {}
+        self.outside: set[tuple[int, int]] = set()  # imports that bring nothing of the project, as far as files had to promise so much
         self.pending: deque[Piece] = deque()
 
     def built(self) -> Program:
@@ -169,11 +170,13 @@ class _Builder:
 
     def _import(self, piece: Piece, node: Imported, alias: ast.alias) -> None:
         name = alias.asname or alias.name.split(".")[0]
-        found = self.program.links.get(id(alias)) or self._target(piece, node, alias, self._least(piece, name))
-        if found is None:
+        least = self._least(piece, name)
+        if (id(alias), least) in self.outside:
             return
-        if found.dotted and not found.dotted.startswith(".") and not _renamed(node, alias, found):
-            return  # outside of the project
+        found = self.program.links.get(id(alias)) or self._target(piece, node, alias, least)
+        if found is None or (found.dotted and not found.dotted.startswith(".") and not _renamed(node, alias, found)):
+            self.outside.add((id(alias), least))
+            return
         self.program.links[id(alias)] = found
         self._reach(piece, found, name)
 

@@ -28,7 +28,7 @@ class Assignments(State):
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
-        if name:
+        if name and self.world.knowledge.is_accumulation_name(name):
             self.christen(name, value)
         if name and isinstance(node, ast.Constant) and (self.index.is_open_constant(name, target) or self._is_first_k(name)):
             return self.named_constant(name, node, value)

@@ -51,16 +51,17 @@ class Expressions(Access, Comparisons):
         return handler(self, node)
 
     def _eval_Constant(self, node: ast.Constant) -> Value:
-        value = node.value
-        if value is None:
-            return NONE
-        if value is True:
-            return TRUE
-        if value is False:
-            return FALSE
-        return Known(value)
+        found = self.index.constants.get(id(node))
+        if found is None:
+            value = node.value
+            found = NONE if value is None else TRUE if value is True else FALSE if value is False else Known(value)
+            self.index.constants[id(node)] = found
+        return found
 
     def _eval_Name(self, node: ast.Name) -> Value:
+        found = self.frame.names.get(node.id)
+        if found is not None:
+            return found
         found = self.frame.find(node.id)
         if found is not None:
             return found

@@ -64,8 +64,12 @@ class Statements(Assignments, Conditions, Blocks):
 
     def _exec_Assign(self, node: ast.Assign) -> None:
         value = self.eval(node.value)
-        self._sum_kept(node)
+        if node.value.__class__ is ast.BinOp:
+            self._sum_kept(node)
         for target in node.targets:
+            if target.__class__ is ast.Name:
+                self._bind(target.id, self._named(target, node.value, value))
+                continue
             if (
                 isinstance(value, Items)
                 and isinstance(node.value, ast.Tuple)

@@ -430,16 +430,16 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
         direct = isinstance(target, (ast.Name, ast.Attribute))
-        known = not isinstance(value, Opaque)
-        if isinstance(value, Opaque) and direct and value.actor is None and not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+        if not isinstance(value, Opaque):
+            value = super()._named(target, node, value)
+            if isinstance(value, (Thing, Instance)):
+                self._name_actor(target, node, value)
+            return value
+        if direct and value.actor is None and not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
             value.text = self.recorder.text(target)
         value = super()._named(target, node, value)
-        if known and isinstance(value, (Thing, Instance)):
-            self._name_actor(target, node, value)
-        if not isinstance(value, Opaque) or not direct:
-            return value
-        name = self.recorder.text(target)
-        self._name_loss(value, name, node)
+        if direct and isinstance(value, Opaque) and value.weight is None and (value.forwards or value.attached):
+            self._name_loss(value, self.recorder.text(target), node)
         return value
 
     def _name_actor(self, target: ast.expr, node: ast.expr, value: Thing | Instance) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 
 from accumlint.trace import Event, Kind
 
@@ -40,5 +39,5 @@ def _renumbered(events: list[Event]) -> tuple[Event, ...]:
     for event in events:
         current = order.get(event.micro_batch, current)
         forwards = tuple(number[one] for one in event.forwards if one in number)
-        found.append(replace(event, index=number[event.index], forwards=forwards, micro_batch=current))
+        found.append(event.renumbered(number[event.index], forwards, current))
     return tuple(found)

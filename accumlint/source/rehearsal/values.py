@@ -92,6 +92,14 @@ class Known(Value):
     root: Root | None = None
     gates: frozenset[Root] = NO_ROOTS
     origin: ast.AST | None = None  # the test that a flag was computed by
+    _key: Key | None = field(default=None, init=False)
+
+    @property
+    def key(self) -> Key:
+        key = self._key
+        if key is None:
+            key = self._key = ("known", repr(self.value))
+        return key
 
 
 NONE = Known(None)
@@ -330,10 +338,8 @@ def make_actor(role: Role, name: str, *, wrapper: Wrapper = Wrapper.NONE, base: 
 def key_of(value: Value) -> Key:
     """What identifies a value in a decision: the same expression over the same values has the same key."""
     kind = value.__class__
-    if kind is Opaque or kind is Mapping:
-        return value.key  # type: ignore[attr-defined, no-any-return]
-    if isinstance(value, Known):
-        return ("known", repr(value.value))
+    if kind is Opaque or kind is Known or kind is Mapping:
+        return value.key
     if isinstance(value, Phi):
         return ("phi", value.condition.key)
     if isinstance(value, Items) and not value.open and len(value.items) <= 8 and all(isinstance(item, Known) for item in value.items):

@@ -27,6 +27,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.reading.facts import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, UNASKED, FunctionNode
@@ -192,11 +193,17 @@ def described(module: object) -> tuple[str, str]:
 def last_name(value: Value | None) -> str:
     """The identifier that a value goes by in the source."""
     if isinstance(value, Opaque):
-        text = value.text.rstrip(")(")
-        return text.rsplit(".", 1)[-1].split("[")[0] if "[" not in text else (value.name or text.rsplit(".", 1)[-1])
+        return _last_name(value.text, value.name)
     if isinstance(value, Thing):
         return value.actor.name
     return ""
+
+
+@lru_cache(8_192)
+def _last_name(text: str, name: str) -> str:
+    text = text.rstrip(")(")
+    last = text.rsplit(".", 1)[-1]
+    return last if "[" not in text else (name or last)
 
 
 def role_of(state: Machine, value: Value | None) -> Role | None:

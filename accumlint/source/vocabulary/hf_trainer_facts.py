@@ -359,13 +359,16 @@ def accumulates(index: Index) -> bool:
 
 
 def _gives_k(tree: ast.AST) -> bool:
-    made = [part for part in walk(tree) if isinstance(part, ast.Call) and ARGUMENTS.search(terminal(part.func))]
-    parsed = any(isinstance(part, ast.Name) and part.id in {"HfArgumentParser", "TrlParser"} for part in walk(tree))
+    calls = [part for part in every(tree, ast.Call) if isinstance(part, ast.Call)]
+    made = [part for part in calls if ARGUMENTS.search(terminal(part.func))]
+    if not made:
+        return True
+    parsed = any(isinstance(part, ast.Name) and part.id in {"HfArgumentParser", "TrlParser"} for part in every(tree, ast.Name))
     set_later = any(
         isinstance(part, ast.Attribute) and part.attr == "gradient_accumulation_steps" and isinstance(part.ctx, ast.Store)
-        for part in walk(tree)
+        for part in every(tree, ast.Attribute)
     )
-    if not made or parsed or set_later:
+    if parsed or set_later:
         return True
     for call in made:
         if any(word.arg is None for word in call.keywords):
