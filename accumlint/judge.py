@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Protocol
 
 from accumlint.findings import Finding, Severity
@@ -43,6 +43,8 @@ def judge_rehearsal(rehearsal: Rehearsal, rules: Iterable[Rule]) -> list[Finding
     worlds = list(rehearsal.worlds(K))
     first: dict[tuple[str, str, int, int], Finding] = {}
     for number, trace in enumerate(worlds):
+        if any(_shows(trace) == _shows(other) for other in worlds[:number]):
+            continue  # the same is found in it
         for finding in judge(trace, wanted):
             settings = () if number == 0 else finding.settings or _differing(trace, worlds[0])
             first.setdefault(finding.key, replace(finding, settings=settings))
@@ -54,6 +56,11 @@ def judge_rehearsal(rehearsal: Rehearsal, rules: Iterable[Rule]) -> list[Finding
         if not missing:
             break
     return [finding for finding in first.values() if _line(finding) not in missing]
+
+
+def _shows(trace: Trace) -> list[object]:
+    """All that a rule sees of a trace."""
+    return [getattr(trace, each.name) for each in fields(trace) if each.name != "settings"]
 
 
 def _line(finding: Finding) -> tuple[str, str, int]:

@@ -67,8 +67,22 @@ class Piece:
         self.bases: set[str] = set()  # the last parts of the names of base classes
         self.size = 0
         self.backward = self.update = self.strong = self.trains = self.matters = False
+        weighed: set[str] = set()
         for part in inside_of(node):
-            self._note(part)
+            if isinstance(part, ast.Name):  # the commonest come first
+                word = part.id
+                self.names.add(word)
+            elif isinstance(part, ast.Attribute):
+                word = part.attr
+                self._chain(part)
+                if word == "step" and SCHEDULES.search(terminal(part.value)):
+                    continue
+            else:
+                self._note(part)
+                continue
+            if word not in weighed:
+                weighed.add(word)
+                self._weigh(word)
         self.is_model = isinstance(node, ast.ClassDef) and any(
             isinstance(member, ast.FunctionDef) and member.name == "forward" for member in node.body
         )
@@ -85,14 +99,7 @@ class Piece:
         )
 
     def _note(self, part: ast.AST) -> None:
-        if isinstance(part, ast.Name):  # the commonest come first
-            self.names.add(part.id)
-            self._weigh(part.id)
-        elif isinstance(part, ast.Attribute):
-            if part.attr != "step" or not SCHEDULES.search(terminal(part.value)):
-                self._weigh(part.attr)
-            self._chain(part)
-        elif isinstance(part, ast.stmt):
+        if isinstance(part, ast.stmt):
             self.size += 1
             if isinstance(part, (ast.Import, ast.ImportFrom)):
                 self.imports.append(part)

@@ -25,7 +25,8 @@ NAMED_IGNORED = re.compile(
 )  # constants that say what they are for
 LABELS = re.compile(r"label|target|tgt", re.IGNORECASE)
 
-MAY_IGNORE = (ast.Constant, ast.UnaryOp, ast.Name, ast.Attribute, ast.Call, ast.keyword, ast.Assign)
+PLAIN = (ast.Constant, ast.UnaryOp, ast.Name, ast.Attribute)
+MAY_IGNORE = (*PLAIN, ast.Call, ast.keyword, ast.Assign)
 
 
 def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
@@ -38,6 +39,8 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
     into_labels: set[int] | None = None
     passed = _passed(tree)
     for node in every(tree, *MAY_IGNORE):
+        if node.__class__ in PLAIN and id(node) not in written:
+            continue
         if id(node) in written and _is_ignored(node, ignored) and not _spelled(node).isdigit():  # a zero is written for many reasons
             if _spelled(node) == "-1":  # and so is a size or a position that is not given
                 into_labels = _into_labels(tree) if into_labels is None else into_labels

@@ -410,7 +410,9 @@ def _number_factor(state: State, value: Known, power: int, node: ast.AST, text: 
 
 def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
     made = state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right, attached=_attached(left, right))
-    terms = [side for side in (left, right) if isinstance(side, Opaque)]
+    terms = [side for side in (left, right) if isinstance(side, Opaque) and (side.weight is not None or side.quantity is not None)]
+    if not terms:
+        return made
     losses = [term for term in terms if term.forwards and term.weight is not None]
     if losses:
         made.weight = _with_terms(state, add(term.weight for term in losses), (left, right), node)

@@ -44,6 +44,10 @@ class Expressions(Access, Comparisons):
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise OutOfSteps
+        if isinstance(node, ast.Name):  # the commonest
+            found = self.frame.names.get(node.id)
+            if found is not None:
+                return found
         kind = node.__class__
         handler = HANDLERS.get(kind)
         if handler is None:
@@ -59,9 +63,6 @@ class Expressions(Access, Comparisons):
         return found
 
     def _eval_Name(self, node: ast.Name) -> Value:
-        found = self.frame.names.get(node.id)
-        if found is not None:
-            return found
         found = self.frame.find(node.id)
         if found is not None:
             return found

@@ -46,6 +46,7 @@ from accumlint.source.vocabulary.base import Vocabulary, as_actor, modules_of, p
 from accumlint.trace import Actor, Event, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 
+TAKEN = frozenset({ast.Name, ast.Attribute, ast.Subscript})  # what has a name already
 ABOUT_MASKS = frozenset(
     {SELECTED, BY_INDEX, WHOLE, "compared", "filtered"}
 )  # causes of what a mask is or leaves, which a model's output is not
@@ -100,10 +101,10 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
                 isinstance(function, Opaque)
                 and not function.path
                 and (call.args or call.keywords or call.spread)
-                and not is_verb(call.name)
-                and not names_class(call.node.func)
+                and role_of(self, function) is Role.MODEL
             )
-            and role_of(self, function) is Role.MODEL
+            and not is_verb(call.name)
+            and not names_class(call.node.func)
             and not self.index.is_own_name(call.name)
         ):
             return self.forward_of(call, function)
@@ -111,8 +112,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if isinstance(made, Opaque):
             if agrees(call.name):
                 made.agreed = True
-            if self._is_own_part(call):
-                assert self.forward is not None
+            if self.forward is not None and self._is_own_part(call):
                 made.forwards, made.attached = made.forwards | {self.forward}, True
             self._colour(made, call)
         return made
@@ -132,8 +132,6 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if gives_batches(call.name) and not made.forwards:
             made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch
             return
-        receiver = self.force(call.receiver) if call.receiver is not None else None
-        module_call = receiver is not None and role_of(self, receiver) is Role.MODEL
         if (
             made.born
             and not made.forwards
@@ -142,7 +140,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             and any(_moves(self.force(value)) for value in call.values)
         ):
             made.born = self.take(call.node, made.key)
-        if made.forwards or made.attached or (module_call and speaks_of_loss(call.name)):
+        if made.forwards or made.attached or (speaks_of_loss(call.name) and self._is_of_model(call)):
             made.attached = self.no_grad == 0
             if speaks_of_loss(call.name) and made.weight is None and self.no_grad == 0:
                 made.weight = Weight((self._implicit_mean(call.node),), known=False)
@@ -152,6 +150,10 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if self.recorder.turns and not made.born and not made.causes and self.forward is None and self._fetches(call):
             made.born = self.take(call.node)
             made.causes |= {"data"}
+
+    def _is_of_model(self, call: Call) -> bool:
+        """Whether a method of a model is called."""
+        return call.receiver is not None and role_of(self, self.force(call.receiver)) is Role.MODEL
 
     def _fetches(self, call: Call) -> bool:
         """Whether an unfollowed call may give new data, by its name."""
@@ -389,7 +391,9 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         return False
 
     def opaque_attribute(self, value: Opaque, name: str) -> Value:
-        made = super().opaque_attribute(value, name)
+        made = value.attributes.get(name)
+        if made is None:
+            made = super().opaque_attribute(value, name)
         if isinstance(made, Opaque) and made.weight is None:
             if made.name == "grad":
                 made.weight = Weight()
@@ -429,16 +433,21 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             self.recorder.emit(Kind.RETAIN, node, forwards=tuple(sorted(value.forwards)))
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
-        direct = isinstance(target, (ast.Name, ast.Attribute))
         if not isinstance(value, Opaque):
             value = super()._named(target, node, value)
             if isinstance(value, (Thing, Instance)):
                 self._name_actor(target, node, value)
             return value
-        if direct and value.actor is None and not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+        if not isinstance(target, (ast.Name, ast.Attribute)):
+            return value
+        name = target.id if isinstance(target, ast.Name) else target.attr
+        if value.actor is None and node.__class__ not in TAKEN:
             value.text = self.recorder.text(target)
-        value = super()._named(target, node, value)
-        if direct and isinstance(value, Opaque) and value.weight is None and (value.forwards or value.attached):
+        if self.world.knowledge.is_accumulation_name(name):
+            self.christen(name, value)
+        if not value.text:
+            value.text = name
+        if value.weight is None and (value.forwards or value.attached):
             self._name_loss(value, self.recorder.text(target), node)
         return value
 

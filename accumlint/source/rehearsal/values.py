@@ -337,8 +337,7 @@ def make_actor(role: Role, name: str, *, wrapper: Wrapper = Wrapper.NONE, base: 
 
 def key_of(value: Value) -> Key:
     """What identifies a value in a decision: the same expression over the same values has the same key."""
-    kind = value.__class__
-    if kind is Opaque or kind is Known or kind is Mapping:
+    if isinstance(value, (Opaque, Known, Mapping)):
         return value.key
     if isinstance(value, Phi):
         return ("phi", value.condition.key)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, SAME_SHAPE, SELECTED, identity, is_tensor, scale
 from accumlint.source.rehearsal.counts import BY_INDEX, count, guard, last_part, selects
-from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Stream, Thing, Value
+from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Stream, Thing, Value, key_of
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind
 from accumlint.weight import Factor, Quantity, Weight
@@ -444,9 +444,9 @@ def _has_dimension(call: Call) -> bool:
 
 
 def _derived(state: Machine, value: Opaque, call: Call) -> Opaque:
-    return state.opaque(
-        ("method", value.key, call.name, *state.key(*call.args)), state.recorder.text(call.node), value, scaler=value.scaler
-    )
+    made = state.opaque(("method", value.key, call.name, *map(key_of, call.args)), state.recorder.text(call.node), value)
+    made.scaler = value.scaler
+    return made
 
 
 FUNCTIONS: dict[str, Handler] = {
