@@ -55,7 +55,7 @@ class Options(NamedTuple):
 @click.command(
     "check", epilog="Exit status: 0 no error (and no more than --max-warnings warnings), 1 otherwise, 2 bad usage or unreadable paths."
 )
-@click.argument("paths", nargs=-1, type=click.Path())
+@click.argument("paths", nargs=-1, type=click.Path(readable=False))
 @click.option("--select", multiple=True, metavar="CODES", help="Rules to apply: codes, prefixes (ACC3), names, or ALL.")
 @click.option("--ignore", multiple=True, metavar="CODES", help="Rules to leave out.")
 @click.option("--extend-select", multiple=True, metavar="CODES", help="Rules to apply beside the selected ones.")

@@ -229,6 +229,14 @@ def test_a_named_pipe_is_not_waited_for(tree: Path, lint: Lint) -> None:
     assert len(named.of("pipe.py")) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_pipes_beside_a_file_are_not_waited_for(tree: Path, lint: Lint) -> None:
+    (tree / "sub").mkdir()
+    for name in ("pipe.py", "sub/inner.py", ".gitignore", "requirements.txt", "__init__.py"):
+        os.mkfifo(tree / name)
+    assert lint("guilty.py", *CONCISE).of("guilty.py")
+
+
 def test_a_folder_called_like_a_file_or_a_command(tree: Path, lint: Lint) -> None:
     for name in ("package.py", "verify", "check", "rule"):
         (tree / name).mkdir()
@@ -295,3 +303,18 @@ def test_standard_input_that_cannot_be_read(lint: Lint) -> None:
         outcome = lint("-", "--isolated", "--output-format", "concise", stdin=data, expect_finding=False)
         assert outcome.status == 1
         assert message in outcome.out
+
+
+def test_an_interrupt_while_the_program_is_imported_is_one() -> None:
+    script = (
+        "import sys\n"
+        "class Stop:\n"
+        "    def find_spec(name, path, target=None):\n"
+        "        if name == 'accumlint.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop)\n"
+        "from accumlint.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

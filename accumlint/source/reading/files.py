@@ -11,6 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 from accumlint.config import Configuration, Settings
+from accumlint.source.reading.disk import contents
 
 SUFFIXES = (".py", ".ipynb")
 
@@ -215,8 +216,7 @@ def repository(path: str) -> str | None:
 def _gitignore(path: str, folder: str) -> Ignored:
     """The test that one ignore file makes of absolute paths below its folder."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+        lines = contents(path).decode("utf-8", "surrogateescape").splitlines()
     except OSError:
         return lambda path: False
     if not any(line.strip() and not line.startswith("#") for line in lines):

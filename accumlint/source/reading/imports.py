@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 
+from accumlint.source.reading.disk import contents
+
 MARKERS = frozenset({"pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg", "accumlint.toml"})  # what the root of a project holds
 # What their vocabularies know better than their sources would tell, also in the frameworks' own repositories.
 SPOKEN_FOR = frozenset(
@@ -184,8 +186,7 @@ class Imports:
 def _levels_added(path: str) -> int:
     """How many levels above its own folder a file goes for what it puts on the path."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(100_000)
+        data = contents(path, 100_000)
     except OSError:
         return 0
     if not ADDS.search(data):

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from accumlint.source.reading.disk import contents
 from accumlint.source.reading.imports import Imports
 from accumlint.source.reading.sieve import calls_backward, calls_update
 
@@ -93,7 +94,6 @@ class Leads:
     def read(path: str) -> bytes:
         """The bytes of a file, as far as they are looked at."""
         try:
-            with open(path, "rb") as file:
-                return file.read(MOST_BYTES)
+            return contents(path, MOST_BYTES)
         except OSError:
             return b""

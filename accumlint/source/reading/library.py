@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from accumlint.source.reading.callers import Callers
+from accumlint.source.reading.disk import contents
 from accumlint.source.reading.leads import Leads
 from accumlint.source.reading.outline import Imported, Outline
 from accumlint.source.reading.parse import Problem, parse
@@ -76,8 +77,7 @@ class Library:
 
     def _read(self, path: str) -> Outline | None:
         try:
-            with open(path, "rb") as file:
-                data = file.read(MOST_BYTES + 1)
+            data = contents(path, MOST_BYTES + 1)
         except OSError as error:
             self.problems[path] = (error.strerror or str(error)).lower()
             return None
@@ -161,8 +161,7 @@ def _level(path: str) -> int:
     if path.endswith(os.sep) or os.path.basename(path) == "__init__.py":
         return 2  # passes on what others define
     try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES)
+        data = contents(path, MOST_BYTES)
     except OSError:
         return 0
     if STRONG.search(data):

@@ -13,6 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from accumlint.source.reading import project_files
+from accumlint.source.reading.disk import contents
 from accumlint.source.reading.metadata import READERS, Reader, Statement
 from accumlint.source.reading.project_files import described, upwards
 from accumlint.source.reading.specifiers import NEWEST, OLDEST, Range, Version, around, normal, version
@@ -113,8 +114,7 @@ def _ranked(folder: str) -> tuple[str, ...]:
 def _statements(folder: str, name: str) -> tuple[Statement, ...]:
     reader = _reader(name)
     try:
-        with open(os.path.join(folder, name), "rb") as file:
-            data = file.read(MOST_BYTES)
+        data = contents(os.path.join(folder, name), MOST_BYTES)
     except OSError:
         return ()
     return tuple(reader.read(data.decode("utf-8", "replace")))
