@@ -208,6 +208,11 @@ class Facts:
         return bool(self.ignored_targets)
 
     @cached_property
+    def only_pads(self) -> bool:
+        """Whether the index that the loss ignores is only ever filled in behind the targets of a sample, which has some of its own."""
+        return bool(self.ignored_targets) and all(terminal(node) == "pad_sequence" for node in self.ignored_targets)
+
+    @cached_property
     def keeps_a_target(self) -> bool:
         """Whether some position of a mask or of labels is set by hand, so that at least one target stays."""
         for node in every(self.tree, ast.Assign):

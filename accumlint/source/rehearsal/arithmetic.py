@@ -381,7 +381,7 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
 
 def _note_selection(state: State, value: Opaque, node: ast.AST) -> None:
     """Dividing by a count of selected targets may say that it can be zero."""
-    if "filtered" in value.causes and not value.guarded and not state.index.keeps_a_target:
+    if "filtered" in value.causes and not value.guarded and not (state.index.keeps_a_target or state.index.only_pads):
         state.recorder.fact("may-lose-targets", node)
 
 

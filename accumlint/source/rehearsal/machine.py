@@ -187,6 +187,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         wrapper, bypass = self._wrapper_of(model)
         seen = actor_of(wrapper) if wrapper is not None else actor
         node = self.model_calls[0] if bypass and self.model_calls else call.node
+        self.recorder.uses(data)
         event = self.recorder.emit(
             Kind.FORWARD,
             node,

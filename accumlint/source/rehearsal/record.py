@@ -108,6 +108,7 @@ class Recorder:
     entries: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)  # by the index of a skip, the index at which what it passes over is over
     micro_batches: int = 0
+    used: frozenset[int] = frozenset()  # the data that forwards were given
     texts: dict[int, str] = field(default_factory=dict)  # of nodes, shared by all rehearsals of a module
     places: dict[int, Place] = field(default_factory=dict)  # likewise
     looks: list[Looks] = field(default_factory=list)  # of the events, where they are compared with nothing
@@ -197,6 +198,16 @@ class Recorder:
         if self.micro_batches == 0:
             self.micro_batches = 1
         return self.micro_batches
+
+    def uses(self, data: frozenset[int]) -> None:
+        """Data that was fetched before its turn, by a prefetcher, begins a micro-batch where a forward first uses it."""
+        known, self.used = self.used, self.used | data
+        turn = self.turns[-1] if self.turns else None
+        if turn is None or turn.micro_batch is not None or not data or data & known:
+            return
+        before = next((event for event in reversed(self.events) if event.kind is Kind.FORWARD), None)
+        if before is not None and any((one.line, one.entry) == (turn.line, turn.entry) and one.index < turn.index for one in before.turns):
+            self.new_data()
 
     def current(self) -> int:
         """The micro-batch at hand, without beginning one."""

@@ -281,7 +281,7 @@ def requires_grad(state: Machine, call: Call) -> Value | None:
     owner = receiver_of(call)
     flag = state.force(call.args[0]) if call.args else Known(True)
     if isinstance(flag, Known):
-        inner = parameters_owner(owner.owner) if isinstance(owner, Opaque) else owner
+        inner = (parameters_owner(owner.owner) or owner) if isinstance(owner, Opaque) else owner
         if inner is not None and (role_of(state, state.force(inner)) is Role.MODEL):
             state.freeze(state.force(inner), not flag.value)
     return owner
