@@ -77,6 +77,11 @@ def without_term_weights(weight: Weight) -> Weight:
     return replace(weight, factors=kept)
 
 
+def without_multipliers(weight: Weight) -> Weight:
+    """Less the numbers that one term of a sum is multiplied by: those are its own."""
+    return replace(weight, factors=tuple(one for one in weight.factors if one.quantity is not Quantity.UNKNOWN or one.power < 0))
+
+
 def accumulating(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...]]]:
     """The complete windows of two or more micro-batches, with what they contribute."""
     for window, found in stepping(trace):

@@ -46,11 +46,10 @@ it divides.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._division import TRUSTED, Contribution, Normalised, accumulating, confidence, normalised, setting
+from accumlint.rules._division import TRUSTED, Contribution, Normalised, accumulating, confidence, normalised, setting, without_multipliers
 from accumlint.trace import Accumulation, Kind, Trace, Window
 from accumlint.weight import Quantity, Weight
 
@@ -94,15 +93,10 @@ def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:
     weight = contribution.weight
     if not weight.mixed and contribution.normalised is Normalised.MICRO_BATCH:
         return _is_whole(weight, accumulation)
-    means = [_without_multipliers(term.weight) for term in weight.terms]
+    means = [without_multipliers(term.weight) for term in weight.terms]
     if any(normalised(mean) is not Normalised.MICRO_BATCH or _divided_by_k(mean, accumulation) for mean in means):
         return False
     return any(normalised(term.weight) is Normalised.MICRO_BATCH and _is_whole(term.weight, accumulation) for term in weight.terms)
-
-
-def _without_multipliers(weight: Weight) -> Weight:
-    """Less the numbers that the term of a sum is multiplied by: those are its own."""
-    return replace(weight, factors=tuple(one for one in weight.factors if one.quantity is not Quantity.UNKNOWN or one.power < 0))
 
 
 def _divided_by_k(weight: Weight, accumulation: Accumulation) -> bool:

@@ -54,9 +54,18 @@ from collections.abc import Iterator
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import loss_of
-from accumlint.rules._division import TRUSTED, Contribution, Normalised, accumulating, normalised, setting, without_term_weights
+from accumlint.rules._division import (
+    TRUSTED,
+    Contribution,
+    Normalised,
+    accumulating,
+    normalised,
+    setting,
+    without_multipliers,
+    without_term_weights,
+)
 from accumlint.trace import Trace
-from accumlint.weight import Quantity
+from accumlint.weight import Quantity, Weight
 
 
 @rule(
@@ -72,20 +81,30 @@ def check(trace: Trace) -> Iterator[Finding]:
             if not _ignores_the_count(each):
                 continue
             loss = loss_of(each.backward, window)
+            term = next((term for term in each.weight.terms if each.weight.mixed and _is_mean(term.weight) and term.place), None)
+            place, text = (term.place, term.text) if term is not None else (loss.place, loss.text)
             since = f" ({each.backward.note})" if each.backward.note else ""
             yield at(
                 "ACC209",
                 each.backward,
-                f"`{loss.text or 'the loss'}` is the mean of its own micro-batch and ignores the number of targets of the window: "
+                f"`{text or 'the loss'}` is the mean of its own micro-batch and ignores the number of targets of the window: "
                 f"the framework{since} does not divide it by `{setting(trace)}`, so the gradient is that many times too large",
                 help="sum the loss and divide it by the count that is handed over, times the ranks, or tell the framework to divide",
                 window=window,
-                place=loss.place,
+                place=place,
             )
 
 
+def _is_mean(weight: Weight) -> bool:
+    return normalised(without_multipliers(weight)) is Normalised.MICRO_BATCH
+
+
 def _ignores_the_count(contribution: Contribution) -> bool:
+    """A mean that nothing divides, or a sum of which one term is such a mean and none is divided by K or by the window's count."""
     weight = contribution.weight
-    if TRUSTED not in contribution.backward.options or weight.mixed or weight.of(Quantity.ACCUMULATION):
+    if TRUSTED not in contribution.backward.options or weight.of(Quantity.ACCUMULATION):
         return False
-    return normalised(without_term_weights(weight)) is Normalised.MICRO_BATCH
+    if not weight.mixed:
+        return normalised(without_term_weights(weight)) is Normalised.MICRO_BATCH
+    terms = [normalised(without_multipliers(term.weight)) for term in weight.terms]
+    return Normalised.MICRO_BATCH in terms and all(each in {Normalised.MICRO_BATCH, Normalised.NOT} for each in terms)

@@ -221,3 +221,16 @@ class Access(State):
 
 def bind(function: Function, receiver: Value) -> Function:
     return Function(function.node, function.closure, receiver, function.owner, function.decorators, function.defaults)
+
+
+def is_of_forward(value: Opaque) -> bool:
+    """Whether a value is what a model returned, or a part of that, and not what an unfollowed function made of it."""
+    source: Value | None = value
+    while isinstance(source, Opaque) and source.key[0] in {"part", "[]", "."} and source.owner is not None:
+        source = source.owner
+    return isinstance(source, Opaque) and source.key[0] == "forward"
+
+
+def moves(value: Value) -> bool:
+    """Whether an argument is a plain number that is not a setting: an index that picks out a part."""
+    return isinstance(value, Known) and type(value.value) is int and value.root is None

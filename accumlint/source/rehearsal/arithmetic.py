@@ -33,7 +33,7 @@ def counts_ranks(text: str) -> bool:
     return WORLD_NAME.search(last_part(text)) is not None
 
 
-ADDED = re.compile(r"loss|penalt|regulari|(^|_|\.)(reg|aux|kl)(_|$|\()|entropy|diverg", re.IGNORECASE)  # what is added to a loss
+ADDED = re.compile(r"loss|penalt|regulari|(^|_|\.|\s)(reg|aux|kl)(_|$|\()|entropy|diverg", re.IGNORECASE)  # what is added to a loss
 SAME_SHAPE = frozenset(
     """
     view reshape to float half double bfloat16 contiguous squeeze unsqueeze flatten transpose permute cpu cuda clone type expand

@@ -11,7 +11,7 @@ from accumlint.source.reading.index import Index
 from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.versions import Allowed, allowed
-from accumlint.source.rehearsal.access import bind
+from accumlint.source.rehearsal.access import bind, is_of_forward, moves
 from accumlint.source.rehearsal.arithmetic import SELECTED, factors_of
 from accumlint.source.rehearsal.calls import Calls
 from accumlint.source.rehearsal.contexts import Contexts
@@ -23,7 +23,7 @@ from accumlint.source.rehearsal.iterate import Iteration
 from accumlint.source.rehearsal.loops import Loops
 from accumlint.source.rehearsal.modules import Modules
 from accumlint.source.rehearsal.record import Recorder
-from accumlint.source.rehearsal.state import Call
+from accumlint.source.rehearsal.state import Call, choices
 from accumlint.source.rehearsal.values import (
     TRUE,
     Function,
@@ -32,6 +32,7 @@ from accumlint.source.rehearsal.values import (
     Known,
     Mapping,
     Opaque,
+    Phi,
     Thing,
     Value,
     actor_of,
@@ -137,7 +138,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             and not made.forwards
             and self.recorder.turns
             and self._fetches(call)
-            and any(_moves(self.force(value)) for value in call.values)
+            and any(moves(self.force(value)) for value in call.values)
         ):
             made.born = self.take(call.node, made.key)
         if made.forwards or made.attached or (speaks_of_loss(call.name) and self._is_of_model(call)):
@@ -401,7 +402,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             elif value.forwards and value.key[0] == "forward" and speaks_of_loss(name):
                 made.weight = Weight(
                     (Factor(Quantity.UNITS, -1, None, made.text, None, implicit=True, root="model"),),
-                    known="unclear-mean" not in value.causes and _is_of_forward(value),
+                    known="unclear-mean" not in value.causes and is_of_forward(value),
                 )
                 made.reduced = True
         return made
@@ -435,6 +436,8 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
 
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
         if not isinstance(value, Opaque):
+            if isinstance(value, Phi) and isinstance(target, (ast.Name, ast.Attribute)):
+                self._name_sides(value, self.recorder.text(target), node)
             value = super()._named(target, node, value)
             if isinstance(value, (Thing, Instance)):
                 self._name_actor(target, node, value)
@@ -451,6 +454,12 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if value.weight is None and (value.forwards or value.attached):
             self._name_loss(value, self.recorder.text(target), node)
         return value
+
+    def _name_sides(self, value: Phi, name: str, node: ast.AST) -> None:
+        """`outputs["loss"] if isinstance(outputs, dict) else outputs[0]`."""
+        for one in choices(value):
+            if isinstance(one, Opaque):
+                self._name_loss(one, name, node)
 
     def _name_actor(self, target: ast.expr, node: ast.expr, value: Thing | Instance) -> None:
         """An object that goes by the name of its class takes that of the variable."""
@@ -477,16 +486,3 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if isinstance(made, Opaque) and isinstance(target, (ast.Name, ast.Attribute)):
             self._name_loss(made, self.recorder.text(target), target)
         return made
-
-
-def _is_of_forward(value: Opaque) -> bool:
-    """Whether a value is what a model returned, or a part of that, and not what an unfollowed function made of it."""
-    source: Value | None = value
-    while isinstance(source, Opaque) and source.key[0] in {"part", "[]", "."} and source.owner is not None:
-        source = source.owner
-    return isinstance(source, Opaque) and source.key[0] == "forward"
-
-
-def _moves(value: Value) -> bool:
-    """Whether an argument is a plain number that is not a setting: an index that picks out a part."""
-    return isinstance(value, Known) and type(value.value) is int and value.root is None

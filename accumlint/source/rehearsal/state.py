@@ -290,7 +290,7 @@ class State:
             elif kind is Known:
                 made.gates |= part.gates  # type: ignore[union-attr]
             elif kind is Phi:
-                for side in _choices(part):  # type: ignore[arg-type]
+                for side in choices(part):  # type: ignore[arg-type]
                     if isinstance(side, Opaque):
                         _inherit(made, side)
             elif kind is Items:
@@ -313,7 +313,7 @@ class State:
 
     def _stake(self, value: Value) -> int:
         """How many kinds of event hang on a choice between functions."""
-        return max((len(self.index.kinds(one.node)) for one in _choices(value) if isinstance(one, Function)), default=0)
+        return max((len(self.index.kinds(one.node)) for one in choices(value) if isinstance(one, Function)), default=0)
 
     @contextmanager
     def supposing(self, condition: Opaque, holds: bool) -> Iterator[None]:
@@ -349,7 +349,7 @@ class State:
     def _is_criterion(value: Value) -> bool:
         return any(
             isinstance(one, Partial) and isinstance(one.function, Opaque) and one.function.path.startswith("torch.nn.functional.")
-            for one in _choices(value)
+            for one in choices(value)
         )
 
     @staticmethod
@@ -448,7 +448,7 @@ class State:
         return TRUE if value else FALSE
 
 
-def _choices(value: Value) -> list[Value]:
+def choices(value: Value) -> list[Value]:
     """What a value can come to, by whatever conditions; of values that hang on many conditions the first ones."""
     found: list[Value] = []
     pending, seen = [value], {id(value)}

@@ -211,8 +211,10 @@ def filled_later(cls: TrainerClass) -> set[str]:
 
 def is_counted(index: Index, cls: TrainerClass) -> bool:
     """Whether the batches surely hold labels, which is what the Trainer counts."""
-    if cls.base == "language" or index.identifiers & COLLATORS:
+    if cls.base == "language" or (index.identifiers & COLLATORS and index.once("collators made", index.tree, _makes_collator)):
         return True
+    if any(_is_own_loss(part) for each in cls.family for part in walk(each)) and index.once("library model", index.tree, _loads_model):
+        return True  # which the model forms of labels only
     batches = {"inputs", "batch"}
     return any(_reads_labels(part, batches) for each in cls.family for part in walk(each)) or index.once(
         "labels made", index.tree, _makes_labels
@@ -222,6 +224,28 @@ def is_counted(index: Index, cls: TrainerClass) -> bool:
 def uses_count(function: FunctionNode) -> bool:
     """Whether a function reads the count that it is given."""
     return any(isinstance(part, ast.Name) and part.id == COUNT and isinstance(part.ctx, ast.Load) for part in walk(function))
+
+
+def _is_own_loss(node: ast.AST) -> bool:
+    """`outputs.loss`, `outputs["loss"]`."""
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and node.slice.value == "loss" and isinstance(node.ctx, ast.Load)
+    return isinstance(node, ast.Attribute) and node.attr == "loss" and isinstance(node.ctx, ast.Load)
+
+
+def _loads_model(tree: ast.AST) -> bool:
+    """Whether a model of the library is loaded, whose loss is one of labels."""
+    return any(
+        isinstance(part, ast.Call)
+        and isinstance(part.func, ast.Attribute)
+        and part.func.attr in {"from_pretrained", "from_config"}
+        and LIBRARY_MODEL.search(terminal(part.func.value)) is not None
+        for part in walk(tree)
+    )
+
+
+def _makes_collator(tree: ast.AST) -> bool:
+    return any(isinstance(part, ast.Call) and terminal(part.func) in COLLATORS for part in walk(tree))
 
 
 def _reads_labels(node: ast.AST, names: set[str]) -> bool:
@@ -389,14 +413,47 @@ def averages_tokens(tree: ast.AST) -> bool | None:
 
 
 def loss_functions(index: Index) -> Iterator[FunctionNode]:
-    """The functions that are given to a Trainer as its loss: `Trainer(…, compute_loss_func=f)`."""
+    """The functions that are given to a Trainer as its loss: `Trainer(…, compute_loss_func=f)`, and what its newer releases can call."""
     seen: set[int] = set()
     for call in walk(index.tree):
         if not (isinstance(call, ast.Call) and terminal(call.func).endswith("Trainer")):
             continue
         for word in call.keywords:
-            if word.arg == "compute_loss_func" and isinstance(word.value, ast.Name):
-                for function in index.functions.get(word.value.id, ()):
-                    if id(function) not in seen:
+            if word.arg == "compute_loss_func":
+                for function in _functions_of(index, word.value):
+                    if id(function) not in seen and takes_count(function):
                         seen.add(id(function))
                         yield function
+
+
+def _functions_of(index: Index, given: ast.expr) -> Iterator[FunctionNode]:
+    """A function by its name, in a `partial`, as a lambda, a method, or an object that is called."""
+    if isinstance(given, ast.Call) and terminal(given.func) == "partial" and given.args:
+        yield from _functions_of(index, given.args[0])
+    elif isinstance(given, ast.Call) and terminal(given.func) in index.classes:
+        yield from _called(index, index.classes[terminal(given.func)])
+    elif isinstance(given, ast.Lambda):
+        yield index.once("lambda", given, _as_function)
+    elif isinstance(given, (ast.Name, ast.Attribute)):
+        name = terminal(given)
+        functions = [*index.functions.get(name, ()), *(index.methods.get(name, ()) if isinstance(given, ast.Attribute) else ())]
+        yield from functions
+        if not functions:
+            for part in walk(index.tree):
+                if isinstance(part, ast.Assign) and isinstance(part.value, ast.Call) and any(terminal(one) == name for one in part.targets):
+                    yield from _functions_of(index, part.value)
+
+
+def _called(index: Index, cls: ast.ClassDef) -> Iterator[FunctionNode]:
+    """What runs when an object of a class is called."""
+    own = {member.name: member for member in index.class_methods(cls)}
+    found = own.get("__call__") or own.get("forward")
+    if found is not None:
+        yield found
+
+
+def _as_function(node: ast.AST) -> ast.FunctionDef:
+    assert isinstance(node, ast.Lambda)
+    body = ast.copy_location(ast.Return(node.body), node.body)
+    made = ast.FunctionDef("compute_loss_func", node.args, [body], [])
+    return ast.copy_location(made, node)
