@@ -151,7 +151,13 @@ def judged(measurement: Measurement, *, max_warnings: int | None = None, require
     if max_warnings is not None and warnings > max_warnings:
         return Verdict(Status.VIOLATED, f"There are more warnings ({warnings}) than --max-warnings allows ({max_warnings}).")
     reason = _doubt(measurement, required)
-    return Verdict(Status.UNPROVED, reason) if reason else Verdict(Status.CONFIRMED)
+    return Verdict(Status.UNPROVED, reason) if reason else Verdict(Status.CONFIRMED, _warned(measurement))
+
+
+def _warned(measurement: Measurement) -> str:
+    """What is violated all the same in a run that warnings alone speak against."""
+    topics = [check.topic for check in measurement.checks if check.state is State.VIOLATED]
+    return _listed("but warned of (`--max-warnings 0` makes it fail)", topics)
 
 
 def exit_status(measurement: Measurement, *, max_warnings: int | None = None, require: frozenset[str] = frozenset()) -> int:

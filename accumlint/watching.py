@@ -139,9 +139,10 @@ class Window:
         return f"<accumlint.Window: {state}>"
 
     def raise_for_violations(self, at_least: Level = "error") -> None:
-        """Raises unless the window is right: no finding as bad as `at_least`, no violated check, and as many updates as expected.
+        """Raises unless the window is right: no finding as bad as `at_least`, and as many updates as expected.
 
-        A window of which nothing could be confirmed is not right either.
+        A check that only warnings stand behind raises with `at_least="warning"`. A window of which nothing could be confirmed
+        is not right either.
 
         :raises AccumulationError: with the report as its message.
         """

@@ -42,6 +42,7 @@ def test_errors_and_violations_fail(run: Measurement) -> None:
 def test_warnings_fail_where_there_are_too_many() -> None:
     run = replace(RIGHT, checks=(BOUNDARY, WEIGHTS), findings=(WARNING, replace(WARNING, place=Place("train.py", 8))))
     assert [exit_status(run, max_warnings=limit) for limit in (None, 2, 1, 0)] == [0, 0, 1, 1]
+    assert judged(run).reason == "But warned of (`--max-warnings 0` makes it fail): weight of a target."
     assert judged(run, max_warnings=1).reason == "There are more warnings (2) than --max-warnings allows (1)."
 
 

@@ -58,7 +58,7 @@ def total(run: Run) -> Check:
     if all(math.isclose(each, 1.0, rel_tol=EXACT) for each in known):
         return confirmed(topic, "The weights of every window add up to 1.", lines, {"sums": sums})
     check = unobserved(topic, _other_sum(run, sums), lines, {"sums": sums})
-    explained = run.explained or own_factor(run) is not None or _is_tail(run, sums)
+    explained = run.explained or (own_factor(run) is not None and not _is_of_k(run)) or _is_tail(run, sums)
     return check if explained else replace(check, doubt=check.summary)
 
 
@@ -98,6 +98,12 @@ def own_factor(run: Run) -> float | None:
     return known[0] if known and all(math.isclose(each, known[0], rel_tol=EXACT) for each in known) else None
 
 
+def _is_of_k(run: Run) -> bool:
+    """Whether the weights add up to K or to 1/K: a division that is missing, or made twice. A half is too common to tell for K = 2."""
+    factor, k = own_factor(run), run.assembly.k
+    return factor is not None and k > 2 and any(math.isclose(factor, each, rel_tol=EXACT) for each in (k, 1 / k))
+
+
 def _is_tail(run: Run, sums: Sequence[float | None]) -> bool:
     """Whether only windows of fewer micro-batches are off."""
     pairs = zip(run.complete, sums, strict=True)
@@ -114,6 +120,9 @@ def _other_sum(run: Run, sums: Sequence[float | None]) -> str:
         return (
             f"The weights of {name}, which has {window.size} of {k} micro-batches, add up to {share(value)}: it is divided as a whole one."
         )
+    if _is_of_k(run):
+        what = "divides twice" if value < 1 else "divides nothing"
+        return f"The weights of {name} add up to {share(value)} in windows of {k} micro-batches: perhaps {k} {what}."
     return f"The weights of {name} add up to {share(value)}: a factor of the objective's own, or a convention no rule judges."
 
 

@@ -83,3 +83,29 @@ def test_what_a_run_shows(name: str, tmp_path: Path) -> None:
 def _told(shown: Measurement) -> str:
     found = [f"{finding.code} line {finding.place.line}: {finding.message}" for finding in shown.findings]
     return "\n".join(found + [f"{check.topic.value}: {check.state.value}: {check.summary}" for check in shown.checks])
+
+
+DIVIDED = """
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(12):
+    x, y = torch.randn(4, 8), torch.randint(0, 4, (4,))
+    (F.cross_entropy(model(x), y) / {first} / {second}).backward()
+    if i % {k} == {k} - 1:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "k", "doubtful"),
+    [(4, 4, 4, True), (4, 5, 4, False), (4, 1, 4, False), (2, 2, 2, False)],
+)
+def test_weights_that_add_up_to_one_of_k_are_doubted(tmp_path: Path, first: int, second: int, k: int, doubtful: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + DIVIDED.format(first=first, second=second, k=k), encoding="utf-8")
+    reports = measure(script)
+    shown = measurement(reports, Question(1, tuple(catalogue().values())), rehearsed=rehearsed(reports))
+    total = shown.check(Topic.SUM)
+    assert total is not None
+    assert bool(total.doubt) is doubtful, _told(shown)
