@@ -44,6 +44,7 @@ def test_a_stream_without_the_glyphs_gets_ascii() -> None:
     assert encodable("● sync on ╎ 梯", "ascii") == "* sync on : \\u68af"
     assert encodable("● sync on", "utf-8") == "● sync on"
     assert encodable("●", "no-such-encoding") == "*"
+    assert encodable("● · ✗", "ascii") == "* . X"  # what happened and what did not stay apart
 
 
 def test_short_quotations_are_not_broken() -> None:
