@@ -156,7 +156,7 @@ def _takes_as_normalised(machine: Machine, cls: facts.TrainerClass) -> bool | No
     if accepts is False:
         return False if newest >= (4, 49) else None
     if accepts is None:
-        accepts = facts.accepts_count(index, cls)
+        accepts = facts.accepts_count(index, cls, newest)
     if accepts is False:
         return False if newest >= (4, 49) else None
     return True if accepts and facts.is_counted(index, cls) else None
@@ -214,7 +214,7 @@ def _divides_by_count(machine: Machine, cls: facts.TrainerClass) -> bool:
     """Whether the loss is taken over the count; where the model is not seen, whether what computes the loss makes use of it."""
     accepts = facts.flag(machine.index, cls, "model_accepts_loss_kwargs")
     if accepts is None:
-        accepts = facts.accepts_count(machine.index, cls)
+        accepts = facts.accepts_count(machine.index, cls, machine.allowed(KEY).newest)
     if accepts is not None:
         return accepts
     own = cls.overrides.get("compute_loss")

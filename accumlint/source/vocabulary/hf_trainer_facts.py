@@ -19,6 +19,8 @@ LANGUAGE = frozenset({"SFTTrainer", "GKDTrainer", "UnslothTrainer"})  # the same
 LIBRARY_MODEL = re.compile(
     r"(For(CausalLM|\w*LM|SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)|LMHeadModel)$|^AutoModelFor"
 )
+TAKES_KEYWORDS = re.compile(r"CausalLM$|LMHeadModel$")  # since the Trainer counts; the others do from release 5 on
+ALL_TAKE_KEYWORDS = (5,)
 SEVERAL_INPUTS = re.compile(r"ImageText|Vision|Speech|Audio|CTC|Esm")  # models of which some take no keywords
 COLLATORS = frozenset({"DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "DataCollatorForTokenClassification"})
 LANGUAGE_SIGNS = frozenset({"lm_head", "get_output_embeddings", "get_decoder", "logits_to_keep", "past_key_values"})
@@ -282,8 +284,8 @@ def _makes_labels(tree: ast.AST) -> bool:
     return False
 
 
-def accepts_count(index: Index, cls: TrainerClass) -> bool | None:
-    """Whether the model's forward takes keywords, among them the count: then the Trainer does not divide. None: not seen."""
+def accepts_count(index: Index, cls: TrainerClass, newest: tuple[int, ...]) -> bool | None:
+    """Whether the model's forward takes keywords, among them the count: then the Trainer does not divide. None: not known."""
     if cls.base == "language":
         return True
     if cls.base == "unknown":
@@ -294,7 +296,7 @@ def accepts_count(index: Index, cls: TrainerClass) -> bool | None:
         for call in walk(index.tree)
         if isinstance(call, ast.Call) and terminal(call.func) in names and (given := _model_given(call)) is not None
     ]
-    found = {_Models(index).accepts(model) for model in models}
+    found = {_Models(index, newest).accepts(model) for model in models}
     if found:
         return found.pop() if len(found) == 1 else None
     words = {part.attr for each in cls.family for part in walk(each) if isinstance(part, ast.Attribute)}
@@ -309,8 +311,9 @@ def _model_given(call: ast.Call) -> ast.expr | None:
 class _Models:
     """Follows the name of a model to where it is made."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, newest: tuple[int, ...]) -> None:
         self.index = index
+        self.newest = newest  # release of the framework
         self.imported = imports(index)
         self.seen: set[str] = set()
 
@@ -357,6 +360,7 @@ class _Models:
         if path.split(".")[0] == "unsloth" and name == "FastLanguageModel":
             return True
         known = path.split(".")[0] == "transformers" and LIBRARY_MODEL.search(path) is not None
+        known = known and (self.newest >= ALL_TAKE_KEYWORDS or TAKES_KEYWORDS.search(path) is not None)
         return True if known and not SEVERAL_INPUTS.search(name) else None
 
     def _own(self, cls: ast.ClassDef) -> bool | None:

@@ -226,3 +226,54 @@ def test_a_loss_of_a_helper_is_told_at_its_call(tmp_path: Path) -> None:
     assert [path.read_text().splitlines()[finding.place.line - 1].strip() for finding in lint_file(str(path))] == [
         'return self.pooled(logits, inputs["labels"])'
     ]
+
+
+@pytest.mark.parametrize(("pinned", "codes"), [(">=5.20", ["ACC209"]), ("==4.50.0", []), ("==4.45.2", [])])
+def test_classifiers_take_keywords_in_newer_releases_only(tmp_path: Path, pinned: str, codes: list[str]) -> None:
+    classifier = "AutoModelForSequenceClassification"
+    head, run = (text.replace("AutoModelForCausalLM", classifier) for text in (HEAD, RUN))
+    assert found(tmp_path, MEAN, head=head, run=run, pinned=pinned) == codes
+
+
+OF_MODEL = """
+def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    outputs = model(**inputs)
+    loss = {loss}
+    return (loss, outputs) if return_outputs else loss
+"""
+
+
+@pytest.mark.parametrize("loss", ["outputs.loss", 'outputs["loss"]', 'outputs["loss"] if isinstance(outputs, dict) else outputs[0]'])
+def test_the_loss_of_a_model_that_was_not_told_the_count(tmp_path: Path, loss: str) -> None:
+    collate = '\n\ndef collate(rows):\n    return {"input_ids": rows, "labels": rows}\n'
+    assert found(tmp_path, OF_MODEL.format(loss=loss), head=HEAD + collate) == ["ACC209"]
+
+
+LOSS_OF_OUTPUTS = """
+def own_loss(outputs, labels, num_items_in_batch=None, weight=None):
+    return F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), weight=weight{reduction}){scale}
+
+class Loss:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, outputs, labels, num_items_in_batch=None):
+        return own_loss(outputs, labels, num_items_in_batch, self.weight)
+
+def make(outputs, labels):
+    return own_loss(outputs, labels)
+"""
+GIVEN = [
+    "partial(own_loss, weight=None)",
+    "lambda outputs, labels, num_items_in_batch=None: own_loss(outputs, labels, num_items_in_batch)",
+    "Loss(None)",
+]
+
+
+@pytest.mark.parametrize("given", [*GIVEN, "make"])
+def test_what_is_given_as_a_loss_function(tmp_path: Path, given: str) -> None:
+    run = RUN.replace("model=model", f"model=model, compute_loss_func={given}").replace("MyTrainer(", "Trainer(")
+    mean = LOSS_OF_OUTPUTS.format(reduction="", scale="")
+    assert found(tmp_path, "pass", head=HEAD + mean, run=run) == ([] if given == "make" else ["ACC209"])  # it takes no count: it raises
+    total = LOSS_OF_OUTPUTS.format(reduction=', reduction="sum"', scale=" / num_items_in_batch")
+    assert found(tmp_path, "pass", head=HEAD + total, run=run) == []
