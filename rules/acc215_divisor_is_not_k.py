@@ -1,7 +1,8 @@
 """The loop accumulates over one count and divides by another.
 
 ## What it does
-Reports a division of the loss by a variable or setting that is not the number of micro-batches that the loop accumulates.
+Reports a division of the loss by a variable or setting that is not the number of micro-batches that the loop accumulates: another
+setting, or K where the test `count > K` lets K + 1 of them into every window.
 
 ## Why is this bad?
 The update is K/k' times its right size, where k' is the divisor. As long as the two settings agree nothing shows; the
@@ -40,6 +41,7 @@ from collections.abc import Iterator
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import gate_of
 from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, place_of, setting, written
 from accumlint.trace import Accumulation, Trace
 from accumlint.weight import Factor, Quantity, Weight
@@ -54,6 +56,7 @@ COUNTS_MICRO_BATCHES = re.compile(
 def check(trace: Trace) -> Iterator[Finding]:
     if trace.accumulation is None or trace.fact("engine-divides"):
         return
+    yield from _one_too_many(trace, trace.accumulation)
     k = setting(trace)
     for window, contributions in accumulating(trace):
         if len({each.backward.micro_batch for each in contributions}) != trace.accumulation.value:
@@ -71,6 +74,29 @@ def check(trace: Trace) -> Iterator[Finding]:
                 place=place_of(factor, each.backward),
                 confidence=Confidence.HIGH if _followed(each.weight) else Confidence.MEDIUM,
             )
+
+
+def _one_too_many(trace: Trace, accumulation: Accumulation) -> Iterator[Finding]:
+    """`if count > k:` closes every window one micro-batch late, while k divides."""
+    windows = list(accumulating(trace))
+    if any(len({each.backward.micro_batch for each in found}) != accumulation.value + 1 for _, found in windows):
+        return
+    for window, found in windows:
+        gate = gate_of(window.step) if window.step is not None else None
+        if gate is None or not re.search(rf"> *{re.escape(accumulation.text)}(?!\w|\.|\s*[-+*/])", gate.text):
+            return
+        for each in found:
+            factor = divides_once(each)
+            if factor is not None and factor.value == accumulation.value:
+                yield at(
+                    "ACC215",
+                    each.backward,
+                    f"`{gate.text}` lets one micro-batch more into every window than `{factor.text}`, which divides the loss",
+                    help=f"close the window at `>= {accumulation.text}`",
+                    window=window,
+                    place=place_of(factor, each.backward),
+                    confidence=Confidence.HIGH if _followed(each.weight) else Confidence.MEDIUM,
+                )
 
 
 def _foreign(contribution: Contribution, accumulation: Accumulation) -> Factor | None:
