@@ -3,7 +3,7 @@
 ## What it does
 Reports a boundary test after which the first window of the training has fewer micro-batches than the next ones: `i % K == 0` on a counter
 that starts at zero, `(i + 1) % K == 0` on a counter that was already advanced, an inverted comparison, or a counter that advances only
-under its own test and so never reaches the next boundary.
+under its own test, or is never set back, and so never reaches the next boundary.
 
 ## Why is this bad?
 The first update uses 1/K (or less than all) of a window with the full divisor, and all later windows are shifted, so that in every epoch
@@ -42,6 +42,7 @@ The number of micro-batches of the first windows: the first is shorter than the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
@@ -50,6 +51,9 @@ from accumlint.rules._boundary import GATED, Boundaries, gate_of, passes
 from accumlint.trace import Actor, Event, Kind, Trace, Window
 
 CODE = "ACC306"
+
+
+COUNTER_IS = re.compile(r"\w+ == ")  # a variable of the function's own, which nobody else sets back
 
 
 @rule(CODE, "wrong-boundary", Severity.ERROR, measured="the first window is shorter than the next ones")
@@ -106,9 +110,14 @@ def _stuck(trace: Trace, view: Boundaries, optimizer: Actor) -> str:
         return ""
     k = trace.accumulation.value
     step = windows[0].step
-    if view.size(windows[0]) >= k or view.size(tail) <= k or step is None or gate_of(step) is None:
+    gate = gate_of(step) if step is not None else None
+    if step is None or gate is None or view.size(windows[0]) > k or view.size(tail) <= k:
         return ""
-    return f"holds once, after {_count(view.size(windows[0]))}, and never again: its counter does not advance between windows"
+    whole = view.size(windows[0]) == k
+    if whole and not COUNTER_IS.match(gate.text):
+        return ""
+    why = "is not set back" if whole else "does not advance between windows"
+    return f"holds once, after {_count(view.size(windows[0]))}, and never again: its counter {why}"
 
 
 def _count(micro_batches: int) -> str:
