@@ -30,7 +30,10 @@ def problem(outcome: Outcome, steps: int) -> str:
         return f"The program was ended from outside{by_signal(outcome.signal)}; its ranks were ended with it."
     if outcome.ending is Ending.INTERRUPTED:
         return f"The run was interrupted{by_signal(outcome.interrupted_by)}."
-    return "No process that trains with PyTorch was seen: none was started, or Python ran isolated (-I, -E, -S) or with another PYTHONPATH."
+    return (
+        "No backward was seen: the script ran none and started no process that does,"
+        " or Python ran isolated (-I, -E, -S) or with another PYTHONPATH."
+    )
 
 
 def rank_ends(outcome: Outcome) -> tuple[RankEnd, ...]:
