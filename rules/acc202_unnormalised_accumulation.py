@@ -45,7 +45,9 @@ it divides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
@@ -53,6 +55,7 @@ from accumlint.rules._division import TRUSTED, Contribution, Normalised, accumul
 from accumlint.trace import Accumulation, Kind, Trace, Window
 from accumlint.weight import Quantity, Weight
 
+WEIGHS = re.compile(r"lambda|weight|coeff?(?![a-z])|coefficient|(^|[._])(alpha|beta|gamma)|num_(labels|classes)", re.IGNORECASE)
 OTHERWISE_RIGHT = ("sum-convention", "engine-divides", "replays-features")
 
 
@@ -90,13 +93,19 @@ def _alternates(window: Window) -> bool:
 
 def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:
     """A mean that nothing divides, or a sum of means of which one is not even weighted by a setting: what divides all would divide it."""
-    weight = contribution.weight
-    if not weight.mixed and contribution.normalised is Normalised.MICRO_BATCH:
+    weight = _without_term_weights(contribution.weight)
+    if not weight.mixed and normalised(weight) is Normalised.MICRO_BATCH:
         return _is_whole(weight, accumulation)
     means = [without_multipliers(term.weight) for term in weight.terms]
     if any(normalised(mean) is not Normalised.MICRO_BATCH or _divided_by_k(mean, accumulation) for mean in means):
         return False
     return any(normalised(term.weight) is Normalised.MICRO_BATCH and _is_whole(term.weight, accumulation) for term in weight.terms)
+
+
+def _without_term_weights(weight: Weight) -> Weight:
+    """Less the settings by whose names a loss is weighed, as against others: `loss * args.lambda_mlm`, `loss * cfg.num_labels`."""
+    kept = tuple(each for each in weight.factors if not (each.power > 0 and each.root == "setting" and WEIGHS.search(each.text)))
+    return replace(weight, factors=kept)
 
 
 def _divided_by_k(weight: Weight, accumulation: Accumulation) -> bool:

@@ -274,6 +274,8 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         """The modules that a backward through this forward gives gradients."""
         raw = actor_of(raw_module(model)) or actor
         parts = {part for part, wholes in self.parents.items() if raw.uid in wholes}
+        if isinstance(raw_module(model), Opaque) and len({one.actor.base for one in self.optimizers} & parts) > 1:
+            return frozenset()  # which of the parts a forward goes through, nobody has seen
         if raw.uid in self.frozen:
             return frozenset(parts - self.frozen)
         return frozenset((modules_of(model) | parts | {actor.uid, raw.uid} | self.ancestors(raw.uid)) - self.frozen)

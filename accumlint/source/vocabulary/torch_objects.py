@@ -97,6 +97,9 @@ def new_optimizer(state: Machine, name: str, owner: Value | None) -> Thing:
         as_actor(state, module, Role.MODEL)
         actor = actor_of(module)
         base = actor.uid if actor is not None else None
+        if isinstance(module, Opaque) and module.owner is not None and role_of(state, state.force(module.owner)) is Role.MODEL:
+            as_actor(state, state.force(module.owner), Role.MODEL)
+            state.adopt(raw_module(state.force(module.owner)) or module, module)  # `model.head.parameters()`, of a model not followed
     made = Thing(Actor(fresh_uid(), name, Role.OPTIMIZER, base=base, known=True), inner=owner)
     state.optimizers.append(made)
     return made
