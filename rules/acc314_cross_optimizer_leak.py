@@ -49,7 +49,7 @@ from collections.abc import Iterable, Iterator
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._boundary import Boundaries
+from accumlint.rules._boundary import Boundaries, passes
 from accumlint.trace import Actor, Event, Kind, Place, Role, Trace, Window
 
 ADVERSARY = re.compile(r"discriminator|critic|adversar|(?:^|[_.])discs?(?:$|[_.\d])|(?:^|[a-z_.])D$", re.ASCII)
@@ -71,9 +71,10 @@ def check(trace: Trace) -> Iterator[Finding]:
         for window in windows:
             own, foreign = _divided(trace, boundaries, window)
             for leak in foreign:
-                if INPUTS.search(leak.text) or _zeroed(boundaries, window, leak, own):
+                zero = _zeroed(boundaries, window, leak, own)
+                if INPUTS.search(leak.text) or (zero is not None and passes(leak) <= passes(zero)):
                     cleared.add(leak.place)
-                elif own:
+                elif own and zero is None:
                     findings.append((leak, _finding(boundaries, window, leak, sure)))
         yield from (finding for leak, finding in findings if leak.place not in cleared)
         if windows:
@@ -100,11 +101,12 @@ def _is_adversary(trace: Trace, optimizer: Actor) -> bool:
     return any(ADVERSARY.search(name) for name in (optimizer.name, *names))
 
 
-def _zeroed(boundaries: Boundaries, window: Window, leak: Event, own: Iterable[Event]) -> bool:
-    """Whether the leaked gradients are cleared before the optimizer's own next backward, or before its step where none follows."""
+def _zeroed(boundaries: Boundaries, window: Window, leak: Event, own: Iterable[Event]) -> Event | None:
+    """What clears the leaked gradients before the optimizer's own next backward, or before its step where none follows."""
     step = window.step.index if window.step is not None else leak.index
     end = min((one.index for one in own if one.index > leak.index), default=step)
-    return any(leak.index < zero.index < end and boundaries.acts_on(zero, window.optimizer) for zero in window.of(Kind.ZERO))
+    zeros = (zero for zero in window.of(Kind.ZERO) if leak.index < zero.index < end)
+    return next((zero for zero in zeros if boundaries.acts_on(zero, window.optimizer)), None)
 
 
 def _finding(boundaries: Boundaries, window: Window, leak: Event, sure: Confidence) -> Finding:
