@@ -21,6 +21,7 @@ class Boundaries:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self._own: dict[int, tuple[Window, tuple[Event, ...]]] = {}
         self._groups = _step_groups(trace.events)
         self._group_starts = [steps[0].index for steps in self._groups]
         self._intended = self._intentions()
@@ -39,9 +40,12 @@ class Boundaries:
 
     def own(self, window: Window) -> tuple[Event, ...]:
         """The backwards whose gradients the window's step is meant to use, in order."""
-        return tuple(
-            one for one in window.backwards if self.means(one, window.optimizer) and self.reaches(one, window.optimizer) is not False
-        )
+        known = self._own.get(id(window))
+        if known is None or known[0] is not window:
+            optimizer = window.optimizer
+            own = tuple(one for one in window.backwards if self.means(one, optimizer) and self.reaches(one, optimizer) is not False)
+            known = self._own[id(window)] = (window, own)
+        return known[1]
 
     def numbers(self, window: Window) -> tuple[int, ...]:
         """The numbers of the micro-batches with such a backward, in order."""

@@ -91,6 +91,15 @@ def accumulating(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...
 
 def stepping(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...]]]:
     """The complete windows whose step uses some backward, with what they contribute; not those zeroed in between."""
+    if not _asked or _asked[0][0] is not trace:  # the rules ask for those of the same trace one after the other
+        _asked[:] = [(trace, tuple(_stepping(trace)))]
+    return iter(_asked[0][1])
+
+
+_asked: list[tuple[Trace, tuple[tuple[Window, tuple[Contribution, ...]], ...]]] = []
+
+
+def _stepping(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...]]]:
     boundaries = Boundaries.of(trace)
     for window in trace.all_windows():
         backwards = boundaries.own(window)

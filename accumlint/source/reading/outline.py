@@ -89,6 +89,14 @@ class Piece:
         self.matters = self.matters or (self.backward if self.is_model else self.trains)
 
     @cached_property
+    def known_names(self) -> list[str]:
+        """The names that it reads and its module binds, or may take from another one with a star."""
+        outline = self.outline
+        if outline.stars:
+            return sorted(self.names)
+        return sorted(name for name in self.names if name in outline.imported or name in outline.bindings)
+
+    @cached_property
     def kept(self) -> ast.stmt:
         """The statement as it is followed: of a model that does not train itself what forms its loss."""
         if not self.is_model or self.backward or not isinstance(self.node, ast.ClassDef):

@@ -152,7 +152,7 @@ class _Builder:
         outline, depth = piece.outline, self.depth[id(piece.node)]
         if _is_import(piece.node):
             return  # what uses its names demands what they mean
-        for name in sorted(piece.names):
+        for name in piece.known_names:
             known = outline.imported.get(name)
             if known is not None:
                 self._import(piece, *known)

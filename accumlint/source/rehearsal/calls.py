@@ -105,7 +105,7 @@ class Calls(State):
         return self.unknown_call(call)
 
     def framework_attribute(self, owner: Value, name: str) -> Value | None:
-        return self.vocabulary.attribute(self._machine, owner, name)
+        return self.vocabulary.attribute(self._machine, owner, name) if name in self.vocabulary.attributes else None
 
     def decorated(self, decorators: Sequence[ast.expr], function: Function) -> Value:
         made: Value = function

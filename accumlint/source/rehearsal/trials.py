@@ -48,10 +48,12 @@ class Trials:
 
     def _culprit(self, asked: list[Answer], met: int) -> Answer:
         """Which of several answers leads away from what happened in the first world after so many events."""
+        last = asked[-1:]  # what was answered last has most likely led away
         while len(asked) > 1:
-            half = asked[: len(asked) // 2]
+            half = last or asked[: len(asked) // 2]
             other, _ = self._answered_otherwise(half, Expected(self.first.recorder.looks, met))
-            asked = half if other is None else asked[len(half) :]
+            asked = half if other is None else asked[:-1] if last else asked[len(half) :]
+            last = []
         return asked[0]
 
     def _answered_otherwise(self, several: list[Answer], expected: Expected) -> tuple[Machine | None, list[Answer]]:
