@@ -46,6 +46,7 @@ class Look:
                 traced = traced or bool(traces)
                 self.gave_up |= bool(rehearsal.limits) or any(trace.limits or not trace.followed for trace in traces)
                 self.asks += filter(None, [rehearsal.asks_callers])
+                rehearsal.end()
                 if library is not None and rehearsal.is_one_epoch and not self._is_called(source.path, rehearsal, library):
                     self._judge(rehearsal.of_two_epochs())
         except (MemoryError, RecursionError):

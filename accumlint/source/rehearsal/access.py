@@ -85,6 +85,8 @@ class Access(State):
             made.forwards, made.born = frozenset(), frozenset()
         elif name in ABOUT_TENSOR:
             made.forwards, made.born, made.causes = frozenset(), frozenset(), frozenset()
+        if not value.attributes:
+            self.holders.append(value)
         value.attributes[name] = made
         return made
 

@@ -187,6 +187,7 @@ class Expressions(Access, Comparisons):
         return NONE
 
     def _eval_Lambda(self, node: ast.Lambda) -> Value:
+        self.kept_frames.append(self.frame)
         return Function(node, self.frame)
 
     def _eval_ListComp(self, node: ast.ListComp) -> Value:

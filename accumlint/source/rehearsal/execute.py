@@ -181,6 +181,7 @@ class Statements(Assignments, Conditions, Blocks):
     _exec_AsyncFunctionDef = _exec_FunctionDef
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: Class | None) -> Value:
+        self.kept_frames.append(self.frame)
         made = Function(node, self.frame, owner=owner, decorators=tuple(_decorator(one) for one in node.decorator_list))
         arguments = node.args
         named = arguments.posonlyargs + arguments.args

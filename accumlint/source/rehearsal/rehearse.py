@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -84,7 +84,7 @@ class Rehearsal:
     passes: int = 1  # how often whoever calls the entry does
     passes_raises: bool = False  # takes helpers without events that raise in every run for ones that give something unknown
     _traces: dict[int, list[Trace]] = field(default_factory=dict)
-    _rest: dict[int, Iterator[Trace]] = field(default_factory=dict)
+    _rest: dict[int, Generator[Trace, None, None]] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -148,11 +148,23 @@ class Rehearsal:
                 return
             seen.append(following)
 
-    def _rehearse(self, k: int) -> Iterator[Trace]:
+    def end(self) -> None:
+        """No more worlds are asked for."""
+        for rest in self._rest.values():
+            rest.close()
+
+    def _rehearse(self, k: int) -> Generator[Trace, None, None]:
         knowledge = Knowledge(named=self.options.accumulation_names)
         first = self._run(World(k, knowledge, passes_raises=self.passes_raises))
         if first is None:
             return
+        try:
+            yield from self._from(first)
+        finally:
+            first.let_go()
+
+    def _from(self, first: Machine) -> Iterator[Trace]:
+        """What the first world shows, and those that differ from it in an answer."""
         default = list(self._traces_of(first, ()))
         yield from default
         flips = sorted((answer for answer in first.world.answers.values() if answer.flips), key=lambda answer: -answer.weight)
@@ -175,6 +187,7 @@ class Rehearsal:
                 yield from self._traces_of(other, tuple((answer.text, "false" if answer.holds else "true") for answer in answers))
                 if self.drive is not None and default:
                     left.learn(answers, other)
+                other.let_go()
 
     def _tried(self, world: World, expected: Expected) -> Machine | None:
         limits = len(self.limits)
@@ -189,8 +202,10 @@ class Rehearsal:
             recorder = Recorder(self.program, texts=self.index.texts, places=self.index.places, expected=expected)
             followed = self.program if self.follows else None
             machine = Machine(self.index, self.relevance, recorder, world, self.vocabulary, followed)
+            whole = False
             try:
                 self._enter(machine)
+                whole = True
             except Restart:
                 world.answers.clear()
                 if expected is not None:
@@ -226,6 +241,8 @@ class Rehearsal:
             finally:
                 if expected is not None:
                     expected.steps += machine.steps
+                if not whole:
+                    machine.let_go()
             self.covered |= machine.covered
             self.entered |= machine.entered
             if machine.engines:

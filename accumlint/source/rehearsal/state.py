@@ -161,6 +161,8 @@ class State:
         self.program: Program | None = None  # the files that the rehearsed one was followed into
         self.modules: dict[str, Frame] = {}  # the names of those that were imported so far, by path
         self.frame = self.globals
+        self.kept_frames: list[Frame] = []  # those in which functions were made, which last as long as these do
+        self.holders: list[Opaque] = []  # values that have attributes, each of which knows its owner
         self.steps = 0
         self.running: list[ast.AST] = []
         self.journal: list[tuple[dict[Any, Value], Any, Value | None]] | None = None
@@ -187,6 +189,14 @@ class State:
         self.identities: dict[str, Data] = {}  # what those names stand for
         self.batch_counts: set[Key] = set()  # settings that a loader's length divides: `epochs = ceil(steps / len(loader))`
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
+
+    def let_go(self) -> None:
+        """Gives up all values at once: what they hold of each other the collector would have to go through."""
+        for frame in (self.globals, *self.modules.values(), *self.kept_frames):
+            frame.names.clear()
+        for holder in self.holders:
+            holder.attributes.clear()
+        self.__dict__.clear()
 
     # Provided by the other parts of the interpreter.
     def eval(self, node: ast.expr) -> Value:

@@ -39,12 +39,17 @@ class Trials:
             if other is None:
                 culprit = self._culprit(asked, expected.met) if asked else None
                 pending += [[answer for answer in several if answer is not culprit]] if asked else []
-            elif alike(self.default, self.show(other)):
+            elif self._shows_the_same(other):
                 found |= {answer.key for answer in asked}
                 pending += [[answer for answer in several if answer not in asked]] if asked else []
             else:
                 pending += [several[len(several) // 2 :], several[: len(several) // 2]]
         return found
+
+    def _shows_the_same(self, other: Machine) -> bool:
+        shown = self.show(other)
+        other.let_go()
+        return alike(self.default, shown)
 
     def _culprit(self, asked: list[Answer], met: int) -> Answer:
         """Which of several answers leads away from what happened in the first world after so many events."""
