@@ -53,6 +53,7 @@ from accumlint.rules._order import family, forwards_of, sureness
 from accumlint.rules._sync import in_order, off_boundary, own_forwards
 from accumlint.trace import Actor, Event, Kind, Trace, Window, Wrapper
 
+WRITTEN = "written"  # strategy and number of processes stand in the source
 AT_RUN_TIME = frozenset({"prepared", "optional"})  # the wrapper is a launcher's or a setting's choice
 
 
@@ -89,7 +90,7 @@ def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Fin
         window=window,
         place=backward.in_loop,
         confidence=sureness(trace, begins, backward, model),
-        severity=Severity.INFO if model.options & AT_RUN_TIME else None,
+        severity=Severity.INFO if model.options & AT_RUN_TIME and WRITTEN not in model.options else None,
     )
 
 

@@ -194,7 +194,7 @@ def wrapped_model(state: Machine, module: Value, setup: Setup, call: Call) -> Va
     if base is None or base.role is not Role.MODEL:
         return module
     wrapper = base.wrapper if base.wrapper is Wrapper.FSDP2 else setup.wrapper
-    options = frozenset({"prepared"}) | (frozenset({"optional"}) if setup.optional else frozenset())
+    options = frozenset({"prepared", "optional" if setup.optional else "written"})
     actor = Actor(state.uid(), base.name, Role.MODEL, wrapper, base.uid, True, options)
     made = Thing(actor, inner=module, supposed=tuple(state.supposed))
     if isinstance(raw, (Thing, Instance)):
