@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from accumlint.config import Settings
 from accumlint.findings import Severity
-from accumlint.linter import lint_file
+from accumlint.linter import lint_data
 
 SCRIPT = """
 import sys
@@ -38,6 +39,5 @@ for i, (x, y) in enumerate(loader):
     ],
 )
 def test_what_stands_in_the_source_is_surer_than_what_a_run_decides(tmp_path: Path, arguments: str, severities: list[Severity]) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(arguments=arguments))
-    assert [each.severity for each in lint_file(str(script)) if each.code == "ACC103"] == severities
+    examined, _ = lint_data(str(tmp_path / "train.py"), SCRIPT.format(arguments=arguments).encode(), Settings())
+    assert [each.severity for each in examined.findings if each.code == "ACC103"] == severities
