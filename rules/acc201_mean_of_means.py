@@ -109,6 +109,8 @@ def _division(contribution: Contribution, mean: Weight, window: Window) -> tuple
     backward = contribution.backward
     taken = next((factor for factor in mean.of(Quantity.UNITS) if factor.power < 0), None)
     loss = _behind(taken.place, backward, window) if taken is not None and taken.place is not None else loss_of(backward, window)
+    if taken is not None and not taken.implicit and taken.place is not None and not _above(taken.place, backward, window):
+        return taken.place, f"/ {taken.text}"
     if taken is None or taken.root == "model" or loss.place.path != backward.place.path:
         return backward.place, backward.text
     return loss.place, loss.text
@@ -116,6 +118,9 @@ def _division(contribution: Contribution, mean: Weight, window: Window) -> tuple
 
 def _behind(division: Place, backward: Event, window: Window) -> Event:
     """The loss that a division takes the mean of: the last one above it, where several are added up."""
+    return max(_above(division, backward, window), key=lambda event: event.place.line, default=loss_of(backward, window))
+
+
+def _above(division: Place, backward: Event, window: Window) -> list[Event]:
     own = [event for event in window.of(Kind.LOSS) if event.micro_batch == backward.micro_batch and event.index < backward.index]
-    above = [event for event in own if event.place.path == division.path == backward.place.path and event.place.line <= division.line]
-    return max(above, key=lambda event: event.place.line, default=loss_of(backward, window))
+    return [event for event in own if event.place.path == division.path == backward.place.path and event.place.line <= division.line]

@@ -32,6 +32,7 @@ FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = (
     (b"compute_loss_func", b"Trainer"),
     (b"def training_step", b"accumulate_grad_batches"),
     (b"def training_step", b"LightningModule"),
+    (b"def forward_step", b"megatron"),
 )
 
 # Each alternative begins with a plain character, which lets the matcher leap from one to the next.

@@ -45,6 +45,7 @@ LENGTH_MASK = re.compile(
     re.IGNORECASE,
 )
 TOLD_THE_COUNT = "window-count"  # cause of what a framework's count of the window's targets was given to
+OF_EACH = "of-each"  # cause of what a model returns where that is the losses of single targets, whatever it is called
 SELECTED = "selected"  # cause of what a mask left of some data: a different number each time
 
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -12,7 +12,7 @@ from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.versions import Allowed, allowed
 from accumlint.source.rehearsal.access import bind, is_of_forward, moves
-from accumlint.source.rehearsal.arithmetic import SELECTED, factors_of
+from accumlint.source.rehearsal.arithmetic import OF_EACH, SELECTED, factors_of
 from accumlint.source.rehearsal.calls import Calls
 from accumlint.source.rehearsal.contexts import Contexts
 from accumlint.source.rehearsal.counts import BY_INDEX, WHOLE
@@ -474,6 +474,9 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
     def _name_loss(self, value: Opaque, name: str, node: ast.AST) -> None:
         """`_, loss = model(x, y)`: what a model returns under this name is its mean loss."""
         if value.weight is not None or not (value.forwards or value.attached) or not speaks_of_loss(name.rsplit(".", 1)[-1]):
+            return
+        if OF_EACH in value.causes:
+            value.weight = Weight()
             return
         direct = value.key[0] in {"part", "[]", "forward"} or (value.key[0] == "." and speaks_of_loss(str(value.key[-1])))
         if direct and isinstance(value.owner, Opaque) and value.owner.weight is not None and value.owner.reduced:
