@@ -109,7 +109,9 @@ def _memory(recorder: Recorder) -> dict[str, int]:
                     seen.add(id(each))
                     parameters += _bytes(each)
                     gradients += _bytes(each.grad) if each.grad is not None else 0
-        state += sum(_bytes(value) for held in optimizer.state.values() if isinstance(held, dict) for value in held.values())
+        state += sum(
+            _bytes(value) for held in getattr(optimizer, "state", {}).values() if isinstance(held, dict) for value in held.values()
+        )
     found = {"parameters": parameters, "gradients": gradients, "optimizer_state": state}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found["peak_allocated"] = int(torch.cuda.max_memory_allocated())

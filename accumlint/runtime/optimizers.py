@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ class Optimizers:
 
     def watch(self, optimizer: Any) -> int:
         """The number of an optimizer; parameters that are new to it get their hooks."""
+        optimizer = _within(optimizer)
         uid = self._recorder.uid(optimizer, Role.OPTIMIZER)
         self._held.setdefault(uid, weakref.ref(optimizer))
         found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -126,3 +128,12 @@ class Optimizers:
 
 def _holds(optimizer: Any) -> bool:
     return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
+
+
+def _within(optimizer: Any) -> Any:
+    """The optimizer that a helper of the script is built around, which a scaler may be given in its place."""
+    kind = sys.modules["torch"].optim.Optimizer
+    if isinstance(optimizer, kind):
+        return optimizer
+    held = [each for each in getattr(optimizer, "__dict__", {}).values() if isinstance(each, kind)]
+    return held[0] if len(held) == 1 else optimizer

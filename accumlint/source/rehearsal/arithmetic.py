@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.rehearsal.counts import COUNTED, counted, guarded_weight, is_epsilon, last_part, spanned, sum_of_counts
+from accumlint.source.rehearsal.counts import COUNTED, WHOLE, counted, guarded_weight, is_epsilon, last_part, spanned, sum_of_counts
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
 
@@ -382,7 +382,12 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
 
 def _note_selection(state: State, value: Opaque, node: ast.AST) -> None:
     """Dividing by a count of selected targets may say that it can be zero."""
-    if "filtered" in value.causes and not value.guarded and not (state.index.keeps_a_target or state.index.only_pads):
+    if (
+        "filtered" in value.causes
+        and WHOLE not in value.causes
+        and not value.guarded
+        and not (state.index.keeps_a_target or state.index.only_pads)
+    ):
         state.recorder.fact("may-lose-targets", node)
 
 

@@ -145,9 +145,7 @@ def step(state: Machine, call: Call) -> Value | None:
     role = _stepping_role(state, owner, call)
     if role is Role.SCALER:
         scaler = as_actor(state, owner, Role.SCALER)
-        target = state.force(call.args[0]) if call.args else NONE
-        optimizer = as_actor(state, target, Role.OPTIMIZER)
-        state.recorder.emit(Kind.STEP, call.node, targets=(optimizer,) if optimizer is not None else (), scaler=scaler)
+        state.recorder.emit(Kind.STEP, call.node, targets=_given_optimizers(state, call), scaler=scaler)
         return NONE
     if role is Role.OPTIMIZER:
         for value in call.values:
@@ -282,9 +280,20 @@ def unscale(state: Machine, call: Call) -> Value | None:
     if isinstance(owner, Instance) and owner.cls.find(call.name) is not None:
         return None
     scaler = as_actor(state, owner, Role.SCALER)
-    target = as_actor(state, state.force(call.args[0]), Role.OPTIMIZER) if call.args else None
-    state.recorder.emit(Kind.UNSCALE, call.node, targets=(target,) if target is not None else (), scaler=scaler)
+    state.recorder.emit(Kind.UNSCALE, call.node, targets=_given_optimizers(state, call), scaler=scaler)
     return NONE
+
+
+def _given_optimizers(state: Machine, call: Call) -> tuple[Actor, ...]:
+    """The optimizer that a scaler is given; of a helper of the source around some, those."""
+    target = state.force(call.args[0]) if call.args else NONE
+    if isinstance(target, Instance):
+        parts = (actor_of(value) for value in target.attributes.values() if isinstance(value, Thing))
+        held = tuple(actor for actor in parts if actor is not None and actor.role is Role.OPTIMIZER)
+        if held:
+            return held
+    actor = as_actor(state, target, Role.OPTIMIZER)
+    return (actor,) if actor is not None else ()
 
 
 def scale_loss(state: Machine, call: Call) -> Value | None:
