@@ -33,6 +33,7 @@ class Look:
     gave_up: bool = False
     cut_short: bool = False  # more may be found by looking longer
     _seen: set[tuple[str, str, int, int]] = field(default_factory=set)
+    _epochs: list[Rehearsal] = field(default_factory=list)  # those of functions of one epoch that others are seen to call
 
     def at(self, source: Source, options: Options, library: Library | None) -> None:
         """Judges every training loop that the file leads to."""
@@ -47,19 +48,22 @@ class Look:
                 self.gave_up |= bool(rehearsal.limits) or any(trace.limits or not trace.followed for trace in traces)
                 self.asks += filter(None, [rehearsal.asks_callers])
                 rehearsal.end()
-                if library is not None and rehearsal.is_one_epoch and not self._is_called(source.path, rehearsal, library):
-                    self._judge(rehearsal.of_two_epochs())
+                if library is not None and rehearsal.is_one_epoch:
+                    self._of_every_epoch(source.path, rehearsal, library)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # a bug here must not keep the rest of a tree from being linted
             self._failed(error)
         self.gave_up |= not traced and "backward" in source.text
 
-    def _is_called(self, path: str, rehearsal: Rehearsal, library: Library) -> bool:
-        """Whether a file that imports from this one calls what a rehearsal starts with: then it tells how often."""
+    def _of_every_epoch(self, path: str, rehearsal: Rehearsal, library: Library) -> None:
+        """Judges what one pass leaves to the next; where a file that imports this one calls it, that one tells how often, if it can."""
         use = library.callers.of(path, [rehearsal.asks_callers])
         self.followed += use.asked
-        return any(library.callers.mentions(each, f"{rehearsal.function}(") for each in use.starts)
+        if any(library.callers.mentions(each, f"{rehearsal.function}(") for each in use.starts):
+            self._epochs.append(rehearsal)
+        else:
+            self._judge(rehearsal.of_two_epochs())
 
     def from_callers(self, path: str, options: Options, library: Library, is_linted: Callable[[str], bool]) -> None:
         """Judges what those who use the file do with it, and keeps what is found in it; callers that are linted anyway are left to that."""
@@ -68,9 +72,13 @@ class Look:
             self.followed += use.asked
             self.left_to += filter(is_linted, use.starts)
             starts = [each for each in use.starts if not is_linted(each)]
+            reached = False
             for through in through_callers(path, starts, library, options, self.followed):
                 for rehearsal in through.rehearsals:
                     self._judge(rehearsal, path)
+                reached = reached or through.reaches
+            for epoch in () if reached or self.left_to else self._epochs:
+                self._judge(epoch.of_two_epochs())
         except (MemoryError, RecursionError):
             raise
         except Exception as error:

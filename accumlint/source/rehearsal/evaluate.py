@@ -152,11 +152,14 @@ class Expressions(Access, Comparisons):
 
     def _eval_IfExp(self, node: ast.IfExp) -> Value:
         test = self.force(self.eval(node.test))
-        if isinstance(test, Opaque) and test.key not in self.world.answers and not test.negated and not test.conjunction:
-            with self.supposing(test, True):
-                then = self.eval(node.body)
-            with self.supposing(test, False):
-                return Phi(test, then, self.eval(node.orelse))
+        asked, body, orelse = test, node.body, node.orelse
+        if isinstance(test, Opaque) and isinstance(test.negated, Opaque):  # `None if args.clip <= 0 else args.clip`
+            asked, body, orelse = test.negated, orelse, body
+        if isinstance(asked, Opaque) and asked.key not in self.world.answers and not asked.negated and not asked.conjunction:
+            with self.supposing(asked, True):
+                then = self.eval(body)
+            with self.supposing(asked, False):
+                return Phi(asked, then, self.eval(orelse))
         return self.eval(node.body if self.truth(test) else node.orelse)
 
     def _eval_NamedExpr(self, node: ast.NamedExpr) -> Value:

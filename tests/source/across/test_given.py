@@ -82,3 +82,40 @@ def test_whoever_calls_it_tells_how_often(lint: Lint, loop: str, found: set[tupl
 def test_a_function_that_is_told_no_epoch_goes_over_the_data_once(lint: Lint, name: str) -> None:
     once = EPOCH.replace("train_epoch(self, epoch, ", f"{name}(self, ")
     assert {each for each in lint({"task.py": once}, "task.py") if each[1] == "ACC307"} == set()
+
+
+def test_a_choice_between_nothing_and_a_setting_is_the_setting(lint: Lint) -> None:
+    """`None if args.clip <= 0 else args.clip`: a run that trains has what the helper asks for."""
+    helper = """\
+    def update(loss, optimizer, parameters, clip=None, last=True):
+        loss.backward()
+        if last:
+            if clip is None:
+                raise NotImplementedError("give a large value")
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+    main = """\
+    import argparse
+    import torch
+    from helper import update
+
+    def main():
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--accum_iter", type=int)
+        parser.add_argument("--clip", type=float)
+        args = parser.parse_args()
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(3):
+            for i, x in enumerate(torch.utils.data.DataLoader([])):
+                loss = model(x).mean() / args.accum_iter
+                clip = None if args.clip <= 0 else args.clip
+                update(loss, optimizer, model.parameters(), clip, (i + 1) % args.accum_iter == 0)
+
+    if __name__ == "__main__":
+        main()
+    """
+    found = lint({"helper.py": "    import torch\n\n" + helper, "main.py": main})
+    assert {code for _, code, _ in found} == {"ACC307"}
