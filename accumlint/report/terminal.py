@@ -7,7 +7,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 
@@ -64,6 +64,7 @@ def encodable(text: str, encoding: str) -> str:
     return text
 
 
+@lru_cache(4_096)
 def cells(text: str) -> int:
     """How many columns of a terminal the text takes."""
     if text.isascii():

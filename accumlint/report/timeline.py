@@ -57,7 +57,7 @@ class Layout:
     @cached_property
     def width(self) -> int:
         """Of everything but the source text."""
-        return self.label_width + self.gap + sum(self.room(at) for at in range(len(self.groups))) + self.place_width
+        return self.label_width + self.gap + sum(self.rooms) + self.place_width
 
     @cached_property
     def label_width(self) -> int:
@@ -76,15 +76,20 @@ class Layout:
             groups[-1].append(column)
         return groups
 
-    def column_width(self, column: Column) -> int:
-        return max([cells(column.title), *(cells(self.grid.cell(row, column).text) for row in self.grid.rows)])
+    @cached_property
+    def column_widths(self) -> dict[Column, int]:
+        grid = self.grid
+        return {column: max([cells(column.title), *(cells(grid.cell(row, column).text) for row in grid.rows)]) for column in grid.columns}
 
-    def room(self, at: int) -> int:
-        """What a group takes, with the border before it and the space behind it."""
-        group = self.groups[at]
-        inner = max(sum(self.column_width(column) for column in group) + self.gap * (len(group) - 1), cells(group[0].title_of_group))
-        last = at == len(self.groups) - 1
-        return (len(BORDER) if at else 0) + inner + (self.gap if last else 1)
+    @cached_property
+    def rooms(self) -> list[int]:
+        """What each group takes, with the border before it and the space behind it."""
+        found: list[int] = []
+        for at, group in enumerate(self.groups):
+            columns = sum(self.column_widths[column] for column in group) + self.gap * (len(group) - 1)
+            inner = max(columns, cells(group[0].title_of_group))
+            found.append((len(BORDER) if at else 0) + inner + (self.gap if at == len(self.groups) - 1 else 1))
+        return found
 
     def lines(self, width: int, tone: Tone) -> Iterator[Line]:
         if any(group[0].title_of_group for group in self.groups):
@@ -111,10 +116,10 @@ class Layout:
         line = [replace(label, text=pad(label.text, self.label_width + self.gap))]
         for at, group in enumerate(self.groups):
             line += [Span(BORDER, Tone.FRAME)] if at else []
-            left = self.room(at) - (len(BORDER) if at else 0)
+            left = self.rooms[at] - (len(BORDER) if at else 0)
             shown = [column for column in group if column in spans]
             for column in shown:
-                size = left if column is shown[-1] else self.column_width(column) + self.gap
+                size = left if column is shown[-1] else self.column_widths[column] + self.gap
                 line.append(replace(spans[column], text=pad(spans[column].text, size)))
                 left -= size
         return line
