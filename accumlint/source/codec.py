@@ -43,7 +43,7 @@ def decode(coded: Any, rename: Rename) -> list[Finding]:
         table: list[Any] = []
         for row in coded["table"]:
             table.append(_built(row, table, rename))
-        decoded = [_value(each, table, rename) for each in coded["findings"]]
+        decoded = [_value(each, table) for each in coded["findings"]]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CodecError(str(error)) from None
     if not all(isinstance(each, Finding) for each in decoded):
@@ -115,19 +115,27 @@ def _built(row: list[Any], table: list[Any], rename: Rename) -> Any:
     if name == "fraction":
         return Fraction(rest[0])
     if name == "set":
-        return frozenset(_value(each, table, rename) for each in rest)
+        return frozenset(_value(each, table) for each in rest)
     if name == "map":
-        return {_value(key, table, rename): _value(each, table, rename) for key, each in rest}
+        return {_value(key, table): _value(each, table) for key, each in rest}
     kind = _TYPES[name]
     if issubclass(kind, enum.Enum):
         return kind(rest[0])
-    arguments = {field: rename(each) if field == "path" else _value(each, table, rename) for field, each in rest[0].items()}
+    arguments = dict(rest[0])
+    for field, each in rest[0].items():
+        if each.__class__ is dict:  # most are
+            arguments[field] = table[each["#"]]
+        elif each.__class__ is list:
+            arguments[field] = _value(each, table)
+        elif field == "path":
+            arguments[field] = rename(each)
     return kind(**arguments)
 
 
-def _value(value: Any, table: list[Any], rename: Rename) -> Any:
-    if isinstance(value, list):
-        return tuple(_value(each, table, rename) for each in value)
-    if isinstance(value, dict):
+def _value(value: Any, table: list[Any]) -> Any:
+    kind = value.__class__
+    if kind is dict:
         return table[value["#"]]
+    if kind is list:
+        return tuple([_value(each, table) for each in value])
     return value
