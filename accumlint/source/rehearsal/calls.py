@@ -53,6 +53,8 @@ is_harmless = found_in(
     )
 )  # names of calls that train nothing
 
+CLIPS_AT = re.compile(r"(^|_)(max_)?(grad(ient)?_(norm|clip)|clip_?(grad|norm))", re.IGNORECASE)
+
 
 class Calls(State):
     """Carries out calls."""
@@ -351,6 +353,10 @@ class Calls(State):
             return {}
         empty = [name for name, value in function.defaults.items() if isinstance(value, Known) and value.value is None]
         return {name: self.parameter(function, name) for name in empty}
+
+    def clipping_open(self, function: Value | None) -> dict[str, Value]:
+        """The norms that nothing is clipped at unless they are given: `max_grad_norm=None`."""
+        return {name: value for name, value in self.left_open(function).items() if CLIPS_AT.search(name)}
 
     def choices_open(self, function: Value | None) -> dict[str, Value]:
         """The same, and in place of the kinds and flags that a default chooses."""

@@ -274,7 +274,7 @@ class Rehearsal:
 
     def _pass(self, machine: Machine, function: Function) -> None:
         """Calls the entry, as often as whoever calls it does."""
-        given = machine.left_open(function) if self.opens else {}
+        given = machine.left_open(function) if self.opens else machine.clipping_open(function)
         if self.passes == 1:
             machine.call_function(function, [], given, None)
         for at in range(self.passes if self.passes > 1 else 0):
@@ -290,7 +290,8 @@ class Rehearsal:
         if not isinstance(cls, Class):
             return None
         call = ast.copy_location(ast.Call(ast.Name(owner.name, ast.Load()), [], []), owner)
-        instance = machine.begun(cls, call, machine.choices_open(cls.find("__init__")) if self.drive is not None else None)
+        init = cls.find("__init__")
+        instance = machine.begun(cls, call, machine.choices_open(init) if self.drive is not None else machine.clipping_open(init))
         return machine.attribute(instance, self.entry.name, self.entry) if isinstance(instance, Instance) else None
 
     def _drive(self, machine: Machine, function: Function) -> None:
