@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 
 from accumlint.source.reading.facts import terminal
@@ -110,6 +111,9 @@ class Loops(State):
                 knowledge.learn_accumulation(root)
         if Kind.BACKWARD in kinds and plan.endless:
             return self.world.batches
+        whole = self.index.once("literal periods", node, lambda _: _literal_periods(node)) if is_range and Kind.STEP in kinds else None
+        if whole and root is not None and root.default is not None and root.default % whole == 0 and whole <= plan.count:
+            return plan.count // whole * whole  # `for step in range(10)` with `step % 2`: there is no tail as it stands
         if Kind.BACKWARD not in kinds and (plan.open or plan.endless) and not self.index.holds(node, ast.Yield, ast.YieldFrom):
             return min(plan.count, 1 if not kinds else self.world.batches)
         return min(plan.count, MOST_TURNS)
@@ -341,3 +345,20 @@ class Loops(State):
                 knowledge.learn_accumulation(root)
             elif root.key not in knowledge.lengths and root.key not in knowledge.divisible:
                 knowledge.learn_length(root)
+
+
+def _literal_periods(node: ast.For | ast.AsyncFor) -> int:
+    """After how many turns all tests of the counter against a number in place are where they began; 0 where there are none."""
+    counter = node.target.id if isinstance(node.target, ast.Name) else ""
+    moduli = [
+        part.right.value
+        for statement in node.body
+        for part in walk(statement)
+        if isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Mod)
+        and isinstance(part.right, ast.Constant)
+        and type(part.right.value) is int
+        and part.right.value > 1
+        and any(isinstance(each, ast.Name) and each.id == counter for each in walk(part.left))
+    ]
+    return math.lcm(*moduli) if moduli else 0
