@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.rehearsal.counts import COUNTED, WHOLE, counted, guarded_weight, is_epsilon, last_part, spanned, sum_of_counts
+from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
 
@@ -414,6 +415,11 @@ def _number_factor(state: State, value: Known, power: int, node: ast.AST, text: 
     return Factor(Quantity.CONSTANT, power, number, text, place, root=value.root.text if value.root is not None else "")
 
 
+def _hanging(*values: Value) -> frozenset[str]:
+    """The ways that leave values without a graph; a sum keeps one while any other term of it does."""
+    return frozenset(cause for value in values if isinstance(value, Opaque) for cause in value.causes if cause.startswith(HANGS))
+
+
 def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
     made = state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right, attached=_attached(left, right))
     terms = [side for side in (left, right) if isinstance(side, Opaque) and (side.weight is not None or side.quantity is not None)]
@@ -422,6 +428,7 @@ def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: 
     losses = [term for term in terms if term.forwards and term.weight is not None]
     if losses:
         made.weight = _with_terms(state, add(term.weight for term in losses), (left, right), node)
+        made.causes -= _hanging(left, right) - frozenset.intersection(*(_hanging(term) for term in losses))
         made.reduced = all(term.reduced for term in losses)
         made.scaler = next((term.scaler for term in losses if term.scaler is not None), None)
         return made

@@ -12,6 +12,7 @@ from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.names import RANK_NAME
+from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.state import Frame, Signal, State
 from accumlint.source.rehearsal.values import (
     NONE,
@@ -378,7 +379,11 @@ class Conditions(State):
             if _multiplies_by_zero(node.body) or _multiplies_by_zero(node.orelse):
                 options.add("zero-loss")
             skipped = frozenset({Kind.BACKWARD})
-            self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=skipped, leaves="branch", options=frozenset(options))
+            skip = self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=skipped, leaves="branch", options=frozenset(options))
+            self.recorder.ends[skip.index] = skip.index + 1  # nothing, unless a backward goes through this loss alone
+            loss = then if self._is_loss(then) else otherwise
+            assert isinstance(loss, Opaque)
+            loss.causes |= {f"{HANGS}{skip.index}"}
 
 
 def wraps_model(statements: Sequence[ast.stmt]) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from accumlint.trace import Event, Kind, Place, Turn
 
+HANGS = "hangs:"  # cause of a loss that has no graph on the way that a skip, whose index follows, stands for
+
 
 def narrowed(events: Sequence[Event], ends: dict[int, int]) -> list[Event]:
     """The events, each skip with only the kinds that some pass by its place would have left out.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.facts import CLIP_NAMES, CLIPPER_NAME, OPTIMIZER_NAME, terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
+from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.values import (
     NONE,
     Function,
@@ -96,6 +97,9 @@ def emit_backward(state: Machine, call: Call, loss: Value, *options: str, factor
         options=frozenset(kinds),
         note=note,
     )
+    for cause in frozenset().union(*(one.causes for one in tensors)):
+        if cause.startswith(HANGS):
+            state.recorder.ends[int(cause.removeprefix(HANGS))] = event.index + 1
     state.after_backward(event, call)
     return NONE
 
