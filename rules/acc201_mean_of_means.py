@@ -34,7 +34,8 @@ of 1/n.
 ## When it is silent
 Nothing in the source lets the number of targets vary; only the ragged last batch differs; nothing produces the
 `ignore_index`; each sequence has its own mean on purpose. Where a framework divides by K and offers no count of the
-targets (Accelerate, DeepSpeed, Lightning's automatic optimisation) the finding is an info, off by default.
+targets (Accelerate, DeepSpeed, Lightning's automatic optimisation) the finding is an info, off by default; so it is for a
+LightningModule or a Megatron loss function of which only the part that forms the loss is seen, and not that it accumulates.
 
 ## References
 - <https://huggingface.co/blog/gradient_accumulation>
