@@ -65,7 +65,7 @@ OF_GRADIENTS = re.compile(r"norm|grad|overflow|found_inf", re.IGNORECASE)
 
 @rule("ACC105", "rank-divergent-skip", Severity.ERROR, every_loop=True, measured="ranks differ in the number of backwards or steps")
 def check(trace: Trace) -> Iterator[Finding]:
-    if not _distributed(trace):
+    if not _distributed(trace) or not trace.of(Kind.STEP):  # without a step gradients are looked at, and nothing is trained
         return
     for skip in trace.of(Kind.SKIP):
         guard = skip.guard

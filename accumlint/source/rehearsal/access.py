@@ -14,6 +14,7 @@ from accumlint.source.rehearsal.values import (
     Function,
     Instance,
     Items,
+    Key,
     Known,
     Mapping,
     Method,
@@ -164,7 +165,7 @@ class Access(State):
 
     def again(self, sample: Value, node: ast.AST, key: tuple[Any, ...]) -> Value:
         """One more item of an open list of batches: like the sample, but new data."""
-        if isinstance(sample, Opaque) and sample.key[0] != "setting" and (sample.born or not sample.actor):
+        if isinstance(sample, Opaque) and not _is_of_a_setting(sample.key) and (sample.born or not sample.actor):
             return self.opaque(key, sample.text, born=self.take(node, key), causes=sample.causes | {"data"}, name=sample.name)
         if isinstance(sample, Items):
             return Items([self.again(part, node, (*key, at)) for at, part in enumerate(sample.items)], sample.kind)
@@ -236,3 +237,13 @@ def is_of_forward(value: Opaque) -> bool:
 def moves(value: Value) -> bool:
     """Whether an argument is a plain number that is not a setting: an index that picks out a part."""
     return isinstance(value, Known) and type(value.value) is int and value.root is None
+
+
+def _is_of_a_setting(key: Key) -> bool:
+    """Whether a value is an item of a setting or of a list of files, or a part of one: `f.name for f in os.scandir(folder)`."""
+    current: object = key
+    while isinstance(current, tuple) and current:
+        if current[0] == "setting":
+            return True
+        current = current[1] if len(current) > 1 else None
+    return False
