@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from accumlint.source.rehearsal.conditions import ways_out
+from accumlint.source.reading.nodes import walk
+from accumlint.source.rehearsal.conditions import multiplies_by_zero, ways_out
 from accumlint.source.rehearsal.state import Leave, Signal, State
 from accumlint.source.rehearsal.values import (
     Known,
@@ -70,7 +71,7 @@ class Blocks(State):
         kinds = self.index.kinds(node.body)
         # Around the step alone gradients are reduced already: what overflows there does so on every rank.
         skip = (
-            self._note_exception(handlers[0], kinds)
+            self._note_exception(node, handlers[0], kinds)
             if handlers
             and Kind.BACKWARD in kinds
             and (self.recorder.turns or not any(self.index.reaches_backward_in_loop(one) for one in node.body))
@@ -114,14 +115,29 @@ class Blocks(State):
             return False
         return not self.index.once("reraises", handler, lambda _: _reraises(handler))
 
-    def _note_exception(self, handler: ast.ExceptHandler, kinds: frozenset[Kind]) -> Event | None:
+    def _note_exception(self, node: ast.Try, handler: ast.ExceptHandler, kinds: frozenset[Kind]) -> Event | None:
         raises = any(isinstance(part, ast.Raise) for part in handler.body)
         if raises:
             return None
         text = f"except {ast.unparse(handler.type)}" if handler.type is not None else "except"
         guard = Guard(self.recorder.place(handler), text, "exception", True)
         leaves = sorted(ways_out(handler.body))
-        return self.recorder.emit(Kind.SKIP, handler, guard=guard, skipped=kinds, leaves=leaves[0] if leaves else "except")
+        options = frozenset({"zero-loss"} if self._catches_up(node, handler) else ())
+        how = leaves[0] if leaves else "except"
+        return self.recorder.emit(Kind.SKIP, handler, guard=guard, skipped=kinds, leaves=how, options=options)
+
+    def _catches_up(self, node: ast.Try, handler: ast.ExceptHandler) -> bool:
+        """Whether a loss times zero goes backward in the place of what failed: in the handler, or behind a flag that it sets."""
+        raised = [part for part in walk(handler) if isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant)]
+        flags = {target.id for part in raised for target in part.targets if isinstance(target, ast.Name)}
+        after = [each for each in self.index.following(node) if isinstance(each, ast.If) and isinstance(each.test, ast.Name)]
+        ways = [handler.body, *(each.body for each in after if isinstance(each.test, ast.Name) and each.test.id in flags)]
+        return any(Kind.BACKWARD in self.index.kinds(way) and self._is_zero(way) for way in ways)
+
+    def _is_zero(self, body: list[ast.stmt]) -> bool:
+        calls = [part for each in body for part in walk(each) if isinstance(part, ast.Call)]
+        called = [function for call in calls for function in self.index.callees(call)]
+        return multiplies_by_zero([*body, *(each for function in called for each in function.body)])
 
     def _exec_Match(self, node: ast.Match) -> Signal | None:
         subject = self.force(self.eval(node.subject))

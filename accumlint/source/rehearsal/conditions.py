@@ -264,7 +264,7 @@ class Conditions(State):
             options.add("zeroes")
         if self.index.once("counted", node, lambda _: self._counts(lost) and not self._counts(body)):
             options.add("counted")
-        if self.index.once("zero loss", node, lambda _: _multiplies_by_zero(body)):
+        if self.index.once("zero loss", node, lambda _: multiplies_by_zero(body)):
             options.add("zero-loss")
         guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
         leaving = body[-1] if body and isinstance(body[-1], LEAVING) else node.test
@@ -376,7 +376,7 @@ class Conditions(State):
             node = self.last_branch
             guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
             options = {"agreed"} if test.agreed else set()
-            if _multiplies_by_zero(node.body) or _multiplies_by_zero(node.orelse):
+            if multiplies_by_zero(node.body) or multiplies_by_zero(node.orelse):
                 options.add("zero-loss")
             skipped = frozenset({Kind.BACKWARD})
             skip = self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=skipped, leaves="branch", options=frozenset(options))
@@ -438,7 +438,7 @@ def _deals_out(test: ast.expr) -> bool:
     return False
 
 
-def _multiplies_by_zero(body: Sequence[ast.stmt]) -> bool:
+def multiplies_by_zero(body: Sequence[ast.stmt]) -> bool:
     products = [part for each in body for part in walk(each) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult)]
     return any(isinstance(one, ast.Constant) and one.value == 0 for part in products for one in (part.left, part.right))
 
