@@ -153,7 +153,8 @@ class Expressions(Access, Comparisons):
     def _eval_IfExp(self, node: ast.IfExp) -> Value:
         test = self.force(self.eval(node.test))
         asked, body, orelse = test, node.body, node.orelse
-        if isinstance(test, Opaque) and isinstance(test.negated, Opaque):  # `None if args.clip <= 0 else args.clip`
+        nothing = isinstance(body, ast.Constant) and not body.value
+        if nothing and isinstance(test, Opaque) and isinstance(test.negated, Opaque):  # `None if args.clip <= 0 else args.clip`
             asked, body, orelse = test.negated, orelse, body
         if isinstance(asked, Opaque) and asked.key not in self.world.answers and not asked.negated and not asked.conjunction:
             with self.supposing(asked, True):

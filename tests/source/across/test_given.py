@@ -119,3 +119,37 @@ def test_a_choice_between_nothing_and_a_setting_is_the_setting(lint: Lint) -> No
     """
     found = lint({"helper.py": "    import torch\n\n" + helper, "main.py": main})
     assert {code for _, code, _ in found} == {"ACC307"}
+
+
+@pytest.mark.parametrize("test", ["args.max_steps >= 0", "not args.by_epochs"])
+def test_a_limit_on_the_updates_that_has_two_sources_is_not_met(lint: Lint, test: str) -> None:
+    main = """\
+    import argparse
+    import torch
+
+    def main():
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--accum_iter", type=int, default=1)
+        parser.add_argument("--epochs", type=int, default=1)
+        parser.add_argument("--max_steps", type=int, default=-1)
+        parser.add_argument("--by_epochs", action="store_true")
+        args = parser.parse_args()
+        loader = torch.utils.data.DataLoader([])
+        total = int(args.max_steps / args.accum_iter) if TEST else int(len(loader) * args.epochs / args.accum_iter)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        done = 0
+        for epoch in range(args.epochs):
+            for i, x in enumerate(loader):
+                (model(x).mean() / args.accum_iter).backward()
+                if (i + 1) % args.accum_iter == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    done += 1
+                if done >= total:
+                    return
+
+    if __name__ == "__main__":
+        main()
+    """
+    assert {code for _, code, _ in lint({"main.py": main.replace("TEST", test)})} == {"ACC307"}
