@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from accumlint.runtime.assemble.contributions import calls_by_site
+from accumlint.runtime.assemble.windows import SharedWindow
 from accumlint.runtime.checks.context import Run, confirmed, share, unobserved, violated
 from accumlint.runtime.checks.scaling import unexplained, without_gradient
-from accumlint.runtime.checks.weights import SUM, UNIFORM, own_factor, uncovered
+from accumlint.runtime.checks.weights import SUM, UNIFORM, counted_by_framework, own_factor, uncovered, window_sum
 from accumlint.runtime.checks.window import ORDER
 from accumlint.verdict import Check, Topic
 
@@ -46,8 +47,17 @@ def gradient(run: Run) -> Check:
     factor = own_factor(run)
     if factor is not None and factor != 1 and all(abs(each["relative"] - abs(factor - 1)) <= _bound(run, each) for _, each in compared):
         return unobserved(topic, f"The gradient is {share(factor)} times the mean over all targets, as the weights are.", lines, numbers)
+    if counted_by_framework(run) and _follows_weights(run, compared):
+        return unobserved(topic, "The gradient is smaller than the mean over all targets by what the weights are.", lines, numbers)
     what = f"The gradient differs from the mean over all targets, {text}, by what no rule takes for a mistake."
     return replace(unobserved(topic, what, lines, numbers), doubt="" if run.explained or _has_reason(run) else what)
+
+
+def _follows_weights(run: Run, compared: list[tuple[SharedWindow, Mapping[str, Any]]]) -> bool:
+    """Whether each window's gradient differs from the reference by what its weights add up to, and no more."""
+    sums = [window_sum(run, window) for window, _ in compared]
+    pairs = [(reference, each) for (_, reference), each in zip(compared, sums, strict=True)]
+    return all(each is not None and abs(reference["relative"] - abs(each - 1)) <= _bound(run, reference) for reference, each in pairs)
 
 
 def _has_reason(run: Run) -> bool:

@@ -16,6 +16,7 @@ from accumlint.verdict import Check, Topic
 UNIFORM = ("ACC201", "ACC204", "ACC207", "ACC208")
 SUM = ("ACC202", "ACC203", "ACC205", "ACC206", "ACC212", "ACC215", "ACC319")
 EXACT = 2e-3
+TRUSTED = "trusted"  # of a backward: a framework has counted the targets, and takes the loss as divided by them
 
 
 def uniform(run: Run) -> Check:
@@ -58,7 +59,7 @@ def total(run: Run) -> Check:
     if all(math.isclose(each, 1.0, rel_tol=EXACT) for each in known):
         return confirmed(topic, "The weights of every window add up to 1.", lines, {"sums": sums})
     check = unobserved(topic, _other_sum(run, sums), lines, {"sums": sums})
-    explained = run.explained or (own_factor(run) is not None and not _is_of_k(run)) or _is_tail(run, sums)
+    explained = run.explained or (own_factor(run) is not None and not _is_of_k(run)) or _is_tail(run, sums) or counted_by_framework(run)
     return check if explained else replace(check, doubt=check.summary)
 
 
@@ -98,6 +99,25 @@ def own_factor(run: Run) -> float | None:
     return known[0] if known and all(math.isclose(each, known[0], rel_tol=EXACT) for each in known) else None
 
 
+def counted_by_framework(run: Run) -> bool:
+    """Whether the divisor of every window is a framework's own count, which takes in more labels than the losses see as targets.
+
+    Transformers counts the first label of each row, which the shift leaves out.
+    """
+    sums = [_within_counts(run, window) for window in run.complete]
+    return bool(sums) and all(sums)
+
+
+def _within_counts(run: Run, window: SharedWindow) -> bool:
+    rows = [row for rank in window.ranks for row in rank.backwards]
+    losses = [loss for rank in window.ranks for _, loss in rank.losses]
+    units, elements = (sum(float(loss[name] or 0) for loss in losses) for name in ("units", "elements"))
+    found = window_sum(run, window)
+    if found is None or not elements or not all(TRUSTED in row["options"] for row in rows):
+        return False
+    return units / elements * (1 - EXACT) <= found <= 1 + EXACT
+
+
 def _is_of_k(run: Run) -> bool:
     """Whether the weights add up to K or to 1/K: a division that is missing, or made twice. A half is too common to tell for K = 2."""
     factor, k = own_factor(run), run.assembly.k
@@ -120,6 +140,8 @@ def _other_sum(run: Run, sums: Sequence[float | None]) -> str:
         return (
             f"The weights of {name}, which has {window.size} of {k} micro-batches, add up to {share(value)}: it is divided as a whole one."
         )
+    if counted_by_framework(run):
+        return f"The weights of {name} add up to {share(value)}: the framework's own count takes in labels that are no targets of the loss."
     if _is_of_k(run):
         what = "divides twice" if value < 1 else "divides nothing"
         return f"The weights of {name} add up to {share(value)} in windows of {k} micro-batches: perhaps {k} {what}."
