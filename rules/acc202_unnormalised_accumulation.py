@@ -93,7 +93,7 @@ def _alternates(window: Window) -> bool:
 
 def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:
     """A mean that nothing divides, or a sum of means of which one is not even weighted by a setting: what divides all would divide it."""
-    weight = _without_term_weights(contribution.weight)
+    weight = _without_named_weights(contribution.weight)
     if not weight.mixed and normalised(weight) is Normalised.MICRO_BATCH:
         return _is_whole(weight, accumulation)
     means = [without_multipliers(term.weight) for term in weight.terms]
@@ -102,7 +102,7 @@ def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:
     return any(normalised(term.weight) is Normalised.MICRO_BATCH and _is_whole(term.weight, accumulation) for term in weight.terms)
 
 
-def _without_term_weights(weight: Weight) -> Weight:
+def _without_named_weights(weight: Weight) -> Weight:
     """Less the settings by whose names a loss is weighed, as against others: `loss * args.lambda_mlm`, `loss * cfg.num_labels`."""
     kept = tuple(each for each in weight.factors if not (each.power > 0 and each.root == "setting" and WEIGHS.search(each.text)))
     return replace(weight, factors=kept)

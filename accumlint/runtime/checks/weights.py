@@ -11,12 +11,12 @@ from accumlint.runtime.assemble.weights import uniform as uniform_coefficient
 from accumlint.runtime.assemble.windows import SharedWindow
 from accumlint.runtime.checks.context import Run, confirmed, share, unobserved, violated
 from accumlint.runtime.checks.scaling import factors, unexplained
+from accumlint.runtime.probes.trainer import TRUSTED
 from accumlint.verdict import Check, Topic
 
 UNIFORM = ("ACC201", "ACC204", "ACC207", "ACC208")
 SUM = ("ACC202", "ACC203", "ACC205", "ACC206", "ACC212", "ACC215", "ACC319")
 EXACT = 2e-3
-TRUSTED = "trusted"  # of a backward: a framework has counted the targets, and takes the loss as divided by them
 
 
 def uniform(run: Run) -> Check:

@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-TRUSTED = "trusted"
+TRUSTED = "trusted"  # of a backward: a framework has counted the targets, and takes the loss as divided by them
 _FILE = os.path.join("transformers", "trainer.py")
 _DEEPEST = 12  # frames between the training step and the backward
 

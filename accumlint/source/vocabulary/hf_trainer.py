@@ -379,21 +379,23 @@ def compute_loss(state: Machine, call: Call) -> Value | None:
     return loss
 
 
+def _trainer(state: Machine) -> Instance | None:
+    """The trainer whose method is running."""
+    bound = state.frame.function.bound if state.frame.function is not None else None
+    return bound if isinstance(bound, Instance) else None
+
+
 def _computes_it_otherwise(state: Machine) -> bool:
     """Whether the trainer has been given a `compute_loss_func`, which then makes the loss."""
-    trainer = state.frame.function.bound if state.frame.function is not None else None
-    given = trainer.attributes.get("compute_loss_func", NONE) if isinstance(trainer, Instance) else NONE
+    trainer = _trainer(state)
+    given = trainer.attributes.get("compute_loss_func", NONE) if trainer is not None else NONE
     return not (isinstance(given, Known) and given.value is None)
 
 
 def training_step(state: Machine, call: Call) -> Value | None:
     """`super().training_step(model, inputs, num_items_in_batch)`."""
-    training = _training(state, call)
-    frame = state.frame
-    if training is None or len(call.args) < 2:
-        return None
-    trainer = frame.function.bound if frame.function is not None else None
-    if not isinstance(trainer, Instance):
+    training, trainer = _training(state, call), _trainer(state)
+    if training is None or trainer is None or len(call.args) < 2:
         return None
     kept = training.count
     given = call.argument(2, facts.COUNT)
