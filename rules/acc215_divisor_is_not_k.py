@@ -43,7 +43,7 @@ from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import gate_of
 from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, place_of, setting, written
-from accumlint.trace import Accumulation, Trace
+from accumlint.trace import Accumulation, Trace, Window
 from accumlint.weight import Factor, Quantity, Weight
 
 # A division by any other number is a weight, a temperature or the number of tasks.
@@ -65,15 +65,20 @@ def check(trace: Trace) -> Iterator[Finding]:
             factor = _foreign(each, trace.accumulation)
             if factor is None:
                 continue
-            yield at(
-                "ACC215",
-                each.backward,
-                f"the loop accumulates `{k}` micro-batches, but `{factor.text}` divides the loss",
-                help=f"divide by `{k}`",
-                window=window,
-                place=place_of(factor, each.backward),
-                confidence=Confidence.HIGH if _followed(each.weight) else Confidence.MEDIUM,
-            )
+            message = f"the loop accumulates `{k}` micro-batches, but `{factor.text}` divides the loss"
+            yield _finding(each, factor, window, message, f"divide by `{k}`")
+
+
+def _finding(contribution: Contribution, divisor: Factor, window: Window, message: str, remedy: str) -> Finding:
+    return at(
+        "ACC215",
+        contribution.backward,
+        message,
+        help=remedy,
+        window=window,
+        place=place_of(divisor, contribution.backward),
+        confidence=Confidence.HIGH if _followed(contribution.weight) else Confidence.MEDIUM,
+    )
 
 
 def _one_too_many(trace: Trace, accumulation: Accumulation) -> Iterator[Finding]:
@@ -88,15 +93,8 @@ def _one_too_many(trace: Trace, accumulation: Accumulation) -> Iterator[Finding]
         for each in found:
             factor = divides_once(each)
             if factor is not None and factor.value == accumulation.value:
-                yield at(
-                    "ACC215",
-                    each.backward,
-                    f"`{gate.text}` lets one micro-batch more into every window than `{factor.text}`, which divides the loss",
-                    help=f"close the window at `>= {accumulation.text}`",
-                    window=window,
-                    place=place_of(factor, each.backward),
-                    confidence=Confidence.HIGH if _followed(each.weight) else Confidence.MEDIUM,
-                )
+                message = f"`{gate.text}` lets one micro-batch more into every window than `{factor.text}`, which divides the loss"
+                yield _finding(each, factor, window, message, f"close the window at `>= {accumulation.text}`")
 
 
 def _foreign(contribution: Contribution, accumulation: Accumulation) -> Factor | None:
