@@ -29,6 +29,7 @@ NEAR = 2  # how far from the file, or from what trains, losses, settings and evi
 DEEPEST = 6
 SMALL = 40  # statements: what is this small is followed even if it has no word of training
 PADDING = re.compile(r"^[A-Z_]*(IGNORE|PAD|LABEL)[A-Z_]*$")  # constants that may be what the losses ignore
+DATA = re.compile(r"data_?set|data_?(load|module)|collat", re.IGNORECASE)  # what may ignore, mask or pad targets
 BY_NAME = ("Scheduler", "Schedule", "LR")  # ends of the names of classes that are better known by their names
 WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "GradScaler"})
 
@@ -192,7 +193,8 @@ class _Builder:
         """How much a file must promise to be followed into from a statement: anything will do for a base class."""
         if name in piece.bases:
             return 0
-        return 1 if piece.outline is self.main or piece.strong or PADDING.search(name) else 2
+        near = piece.outline is self.main or piece.strong or PADDING.search(name) or DATA.search(name)
+        return 1 if near or _is_table_of_data(piece.node) else 2
 
     def _star(self, piece: Piece, name: str) -> None:
         for star in piece.outline.stars:
@@ -288,6 +290,11 @@ def _is_import(node: ast.stmt) -> bool:
 def _sets_field(node: ast.stmt) -> bool:
     """`settings.train.epochs = 10`: of a table of settings only what matters is kept."""
     return isinstance(node, ast.Assign) and all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
+
+
+def _is_table_of_data(node: ast.stmt) -> bool:
+    """`DATASETS = {"dialogues": Dialogues, …}`"""
+    return isinstance(node, ast.Assign) and any(isinstance(target, ast.Name) and DATA.search(target.id) for target in node.targets)
 
 
 def _known_by_name(node: ast.stmt) -> bool:

@@ -49,7 +49,9 @@ scales = found_in(
 )  # of methods that an optimizer of its own kind may change the gradients by
 is_harmless = found_in(
     re.compile(
-        r"^_?((get|has|is|num|count|log|save)_|(unwrap|print|eval|valid|watch|summar|describe)|(log|save|copy|deepcopy)$)", re.IGNORECASE
+        r"^_?((get|has|is|num|count|log|save)_|(unwrap|print|eval|valid|watch|summar|describe)|(log|save|copy|deepcopy)$)"
+        r"|^(?!.*(back|step|updat|optim|scal|train_)).*loss(es)?$",
+        re.IGNORECASE,
     )
 )  # names of calls that train nothing
 
@@ -405,13 +407,18 @@ class Calls(State):
         holder = actor_of(receiver)
         if holder is not None and holder.role in {Role.OPTIMIZER, Role.SCALER} and scales(call.name):
             tracked += (holder,)
-        if (tracked or nested) and self.forward is None and not isinstance(call.function, Builtin) and not is_harmless(call.name):
+        if (tracked or nested) and self.forward is None and not isinstance(call.function, Builtin) and not _is_harmless(call):
             self.recorder.emit(Kind.OPAQUE, call.node, targets=tracked + nested)
         for value in values:
             if isinstance(value, (Function, Partial)) and self.index.kinds(_node_of(value)):
                 self.limits.append(f"{self.recorder.text(call.node)}: calls back a function that trains")
                 self.recorder.emit(Kind.OPAQUE, call.node, note="callback")
         return made
+
+
+def _is_harmless(call: Call) -> bool:
+    """Whether an unknown call leaves gradients as they are: by its name, or as a function of torch's own that works out of place."""
+    return is_harmless(call.name) or (call.path.startswith("torch.") and call.path.count(".") == 1 and not call.name.endswith("_"))
 
 
 def _is_self(node: ast.expr) -> bool:

@@ -11,19 +11,20 @@ from accumlint.source.reading.index import Index
 from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.versions import Allowed, allowed
-from accumlint.source.rehearsal.access import bind, is_of_forward, moves
+from accumlint.source.rehearsal.access import bind, is_of_forward
 from accumlint.source.rehearsal.arithmetic import OF_EACH, SELECTED, factors_of
 from accumlint.source.rehearsal.calls import Calls
 from accumlint.source.rehearsal.contexts import Contexts
 from accumlint.source.rehearsal.counts import BY_INDEX, WHOLE
 from accumlint.source.rehearsal.evaluate import Expressions
 from accumlint.source.rehearsal.execute import Statements
-from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, is_verb, makes, names_count, speaks_of_loss
+from accumlint.source.rehearsal.hints import is_verb, names_count, speaks_of_loss
 from accumlint.source.rehearsal.iterate import Iteration
 from accumlint.source.rehearsal.loops import Loops
 from accumlint.source.rehearsal.modules import Modules
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.rehearsal.state import Call, choices
+from accumlint.source.rehearsal.unfollowed import Unfollowed
 from accumlint.source.rehearsal.values import (
     TRUE,
     Function,
@@ -53,7 +54,7 @@ ABOUT_MASKS = frozenset(
 )  # causes of what a mask is or leaves, which a model's output is not
 
 
-class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Modules):
+class Machine(Contexts, Iteration, Expressions, Unfollowed, Calls, Loops, Statements, Modules):
     """Rehearses one module in one world."""
 
     def __init__(
@@ -111,59 +112,13 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             return self.forward_of(call, function)
         made = super().unknown_call(call)
         if isinstance(made, Opaque):
-            if agrees(call.name):
-                made.agreed = True
-            if self.forward is not None and self._is_own_part(call):
-                made.forwards, made.attached = made.forwards | {self.forward}, True
             self._colour(made, call)
         return made
 
-    def _is_own_part(self, call: Call) -> bool:
-        """Whether a model's forward calls a part that its constructor made in a way that nobody followed: `self.head(x)`."""
-        owner, function, actor = call.receiver, call.function, actor_of(call.receiver)
-        if self.forward is None or self.no_grad or not isinstance(owner, Instance) or actor is None or actor.role is not Role.MODEL:
-            return False
-        if not isinstance(function, Opaque) or owner.attributes.get(call.name) is not function:
-            return False
-        unset = function.key[0] == "."  # as in a class of which only what forms the loss is followed
-        return not unset or (owner.cls.find("__init__") is None and not is_verb(call.name) and "mask" not in call.name)
-
-    def _colour(self, made: Opaque, call: Call) -> None:
-        """What an unfollowed call may be: a loss, by its name; new data, when it was given none."""
-        if gives_batches(call.name) and not made.forwards:
-            made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch
-            return
-        if (
-            made.born
-            and not made.forwards
-            and self.recorder.turns
-            and self._fetches(call)
-            and any(moves(self.force(value)) for value in call.values)
-        ):
-            made.born = self.take(call.node, made.key)
-        if made.forwards or made.attached or (speaks_of_loss(call.name) and self._is_of_model(call)):
-            made.attached = self.no_grad == 0
-            if speaks_of_loss(call.name) and made.weight is None and self.no_grad == 0:
-                made.weight = Weight((self._implicit_mean(call.node),), known=False)
-                made.reduced = True
-                self.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
-            return
-        if self.recorder.turns and not made.born and not made.causes and self.forward is None and self._fetches(call):
-            made.born = self.take(call.node)
-            made.causes |= {"data"}
-
-    def _is_of_model(self, call: Call) -> bool:
-        """Whether a method of a model is called."""
-        return call.receiver is not None and role_of(self, self.force(call.receiver)) is Role.MODEL
-
-    def _fetches(self, call: Call) -> bool:
-        """Whether an unfollowed call may give new data, by its name."""
-        return fetches(call.name) and not makes(call.name)
-
-    def _implicit_mean(self, node: ast.AST) -> Factor:
-        return Factor(Quantity.UNITS, -1, None, self.recorder.text(node), self.recorder.place(node), implicit=True, root="function")
-
     # Models.
+    def as_model(self, value: Value | None) -> Actor | None:
+        return as_actor(self, value, Role.MODEL) if role_of(self, value) is Role.MODEL else None
+
     def forward_of(self, call: Call, model: Value, method: str = "forward") -> Value:
         """A model's forward, or another method that its framework sends through the wrapper's forward."""
         actor = as_actor(self, model, Role.MODEL)
@@ -185,30 +140,32 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             made.forwards |= forwards | ({self.forward} if self.forward is not None else set())
             made.attached = True
             return made
+        index = self.goes_forward(model, actor, call.node, data)
+        result = self._follow_forward(model, call, index, method)
+        if result is None or (isinstance(result, Items) and result.open and not result.items):  # a list filled in a loop not run in full
+            made.forwards = forwards | {index}
+            made.attached = True
+            result = made
+        else:
+            self._attach(result, index)
+        return result
+
+    def goes_forward(self, model: Value, actor: Actor, node: ast.AST, data: frozenset[int]) -> int:
+        """Writes down a forward, through the wrapper or round it; its number."""
         wrapper, bypass = self._wrapper_of(model)
-        seen = actor_of(wrapper) if wrapper is not None else actor
-        node = self.model_calls[0] if bypass and self.model_calls else call.node
         self.recorder.uses(data)
         event = self.recorder.emit(
             Kind.FORWARD,
-            node,
-            model=seen,
+            self.model_calls[0] if bypass and self.model_calls else node,
+            model=actor_of(wrapper) if wrapper is not None else actor,
             sync=None if bypass else self.synced(wrapper or model),
             bypass=bypass,
             reaches=self._trained(model, actor),
             data=tuple(sorted(data)),
         )
-        self.models[event.index] = wrapper or model
-        if bypass:
-            self.models.pop(event.index)
-        result = self._follow_forward(model, call, event.index, method)
-        if result is None or (isinstance(result, Items) and result.open and not result.items):  # a list filled in a loop not run in full
-            made.forwards = forwards | {event.index}
-            made.attached = True
-            result = made
-        else:
-            self._attach(result, event.index)
-        return result
+        if not bypass:
+            self.models[event.index] = wrapper or model
+        return event.index
 
     def _may_count(self, call: Call) -> bool:
         """Whether a loss need not be the mean over this batch: a criterion around the model, or one told a count."""

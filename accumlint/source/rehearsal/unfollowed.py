@@ -1,0 +1,88 @@
+"""Calls that nobody could follow: what their names and arguments say of what they give."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from accumlint.source.rehearsal.access import moves
+from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, is_verb, makes, speaks_of_loss
+from accumlint.source.rehearsal.state import Call, State
+from accumlint.source.rehearsal.values import Instance, Opaque, Value, actor_of, born_of, forwards_of
+from accumlint.trace import Actor, Kind, Role
+from accumlint.weight import Factor, Quantity, Weight
+
+LOSSES = re.compile(r"losses(?![a-z])", re.IGNORECASE)  # several, or one a sample
+
+
+class Unfollowed(State):
+    """Colours the results of unfollowed calls."""
+
+    def goes_forward(self, model: Value, actor: Actor, node: ast.AST, data: frozenset[int]) -> int:
+        raise NotImplementedError
+
+    def as_model(self, value: Value | None) -> Actor | None:
+        """The model that a value is, by construction, by use or by name."""
+        raise NotImplementedError
+
+    def _is_own_part(self, call: Call) -> bool:
+        """Whether a model's forward calls a part that its constructor made in a way that nobody followed: `self.head(x)`."""
+        owner, function, actor = call.receiver, call.function, actor_of(call.receiver)
+        if self.forward is None or self.no_grad or not isinstance(owner, Instance) or actor is None or actor.role is not Role.MODEL:
+            return False
+        if not isinstance(function, Opaque) or owner.attributes.get(call.name) is not function:
+            return False
+        unset = function.key[0] == "."  # as in a class of which only what forms the loss is followed
+        return not unset or (owner.cls.find("__init__") is None and not is_verb(call.name) and "mask" not in call.name)
+
+    def _colour(self, made: Opaque, call: Call) -> None:
+        """What an unfollowed call may be: a loss, by its name; new data, when it was given none."""
+        if agrees(call.name):
+            made.agreed = True
+        if self.forward is not None and self._is_own_part(call):
+            made.forwards, made.attached = made.forwards | {self.forward}, True
+        self._lend(made, call)
+        if gives_batches(call.name) and not made.forwards:
+            made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch
+            return
+        if (
+            made.born
+            and not made.forwards
+            and self.recorder.turns
+            and self._fetches(call)
+            and any(moves(self.force(value)) for value in call.values)
+        ):
+            made.born = self.take(call.node, made.key)
+        if made.forwards or made.attached or (speaks_of_loss(call.name) and self._is_of_model(call)):
+            made.attached = self.no_grad == 0
+            if speaks_of_loss(call.name) and not LOSSES.search(call.name) and made.weight is None and self.no_grad == 0:
+                made.weight = Weight((self._implicit_mean(call.node),), known=False)
+                made.reduced = True
+                self.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
+            return
+        if self.recorder.turns and not made.born and not made.causes and self.forward is None and self._fetches(call):
+            made.born = self.take(call.node)
+            made.causes |= {"data"}
+
+    def _is_of_model(self, call: Call) -> bool:
+        """Whether a method of a model is called."""
+        return call.receiver is not None and self.as_model(self.force(call.receiver)) is not None
+
+    def _fetches(self, call: Call) -> bool:
+        """Whether an unfollowed call may give new data, by its name."""
+        return fetches(call.name) and not makes(call.name)
+
+    def _implicit_mean(self, node: ast.AST) -> Factor:
+        return Factor(Quantity.UNITS, -1, None, self.recorder.text(node), self.recorder.place(node), implicit=True, root="function")
+
+    def _lend(self, made: Opaque, call: Call) -> None:
+        """`training_losses(model, batch)`: a function that forms a loss of data with one model goes forward through it."""
+        if made.forwards or self.forward is not None or self.no_grad or not speaks_of_loss(call.name) or self._is_of_model(call):
+            return
+        values = [self.force(value) for value in call.values]
+        models = [(value, actor) for value in values for actor in (self.as_model(value),) if actor is not None]
+        data = frozenset().union(*map(born_of, values)) if values else frozenset()
+        if len(models) != 1 or not data or any(map(forwards_of, values)):
+            return
+        model, actor = models[0]
+        made.forwards, made.attached = frozenset({self.goes_forward(model, actor, call.node, data)}), True
