@@ -391,12 +391,14 @@ def _look_from_callers(look: Look, job: Job) -> None:
         return
     library = library_for(job.settings)
     project = library.imports.folders.root(os.path.dirname(job.path)).rstrip(os.sep) + os.sep
-    if job.linted.holds(project):  # the callers lead to it, if there are any
-        look.left_to.append(project)
-        return
+    callers_lead_here = job.linted.holds(project)  # if there are any
     try:
         with _limited(SECONDS_FROM_CALLERS):
-            look.from_callers(job.path, Options.of(job.settings), library, job.linted.holds)
+            if callers_lead_here:
+                look.left_to.append(project)
+            else:
+                look.from_callers(job.path, Options.of(job.settings), library, job.linted.holds)
+            look.from_meetings(Options.of(job.settings), library)
     except TimeUp:
         look.gave_up = look.cut_short = True
 

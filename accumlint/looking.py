@@ -10,7 +10,7 @@ from accumlint.judge import K, judge_rehearsal
 from accumlint.rule import catalogue
 from accumlint.source.reading.program import program_of
 from accumlint.source.rehearsal.rehearse import Rehearsal, rehearsals
-from accumlint.source.rehearsal.through import through_callers
+from accumlint.source.rehearsal.through import asked_method, through_callers, through_meetings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from accumlint.findings import Finding
     from accumlint.source.reading.library import Library
     from accumlint.source.reading.parse import Source
+    from accumlint.source.reading.program import Joined
     from accumlint.source.rehearsal.rehearse import Options
 
 
@@ -29,6 +30,7 @@ class Look:
     warnings: list[str] = field(default_factory=list)
     followed: list[str] = field(default_factory=list)  # files and folders (with a separator at the end) that it rests on
     asks: list[str] = field(default_factory=list)  # names for whose callers one must look, for models are made there
+    methods: list[Joined] = field(default_factory=list)  # those for whose callers one must look even where no import leads to them
     left_to: list[str] = field(default_factory=list)  # callers (files, or folders with all that is in them) that are linted themselves
     gave_up: bool = False
     cut_short: bool = False  # more may be found by looking longer
@@ -47,6 +49,7 @@ class Look:
                 traced = traced or bool(traces)
                 self.gave_up |= bool(rehearsal.limits) or any(trace.limits or not trace.followed for trace in traces)
                 self.asks += filter(None, [rehearsal.asks_callers])
+                self.methods += filter(None, [asked_method(rehearsal)])
                 rehearsal.end()
                 if library is not None and rehearsal.is_one_epoch:
                     self._of_every_epoch(source.path, rehearsal, library)
@@ -79,6 +82,18 @@ class Look:
                 reached = reached or through.reaches
             for epoch in () if reached or self.left_to else self._epochs:
                 self._judge(epoch.of_two_epochs())
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:
+            self._failed(error)
+
+    def from_meetings(self, options: Options, library: Library) -> None:
+        """Judges what those do with a method of the file who call it on an object that comes from a registry."""
+        try:
+            for method in self.methods:
+                for through in through_meetings(method, library, options, self.followed):
+                    for rehearsal in through.rehearsals:
+                        self._judge(rehearsal, method.path)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:

@@ -20,6 +20,8 @@ MOST_CALLERS = 2
 FARTHEST = 3  # imports between a script and the file
 MOST_BETWEEN = 8  # importers at one distance that are asked for theirs
 
+WRAPPERS = (b"DistributedDataParallel", b"FullyShardedDataParallel")
+
 _DEFINED = re.compile(rb"^(?:async[ \t]+def|def|class)[ \t]+(\w+)", re.MULTILINE)
 _SCRIPT = re.compile(rb"^if\b[^\n]*\b__name__\b", re.MULTILINE)
 _LEFT_OUT = frozenset({*DEFAULT_EXCLUDE, "test", "tests", "testing"})
@@ -60,6 +62,16 @@ class Callers:
             edge = {each: importers[each] for each in nearest[:MOST_BETWEEN]}
         found.sort(key=lambda each: not self._is_script(each))  # among equals the nearest stays first
         asked = {each + end for each in folders for end in (os.sep, SIZES)} | {each for each in seen if each != path}
+        return Use(tuple(found[:MOST_CALLERS]), tuple(sorted(asked)))
+
+    def meeting(self, path: str, method: str) -> Use:
+        """The files that make a wrapper and call a method of this name on some object, though they need not import the file that has it."""
+        near, folders = self._near(os.path.dirname(path))
+        called = re.compile(rb"\w\." + method.encode() + rb"\(")
+        found = [
+            each for each in near if each != path and any(word in self._read(each) for word in WRAPPERS) and called.search(self._read(each))
+        ]
+        asked = {each + end for each in folders for end in (os.sep, SIZES)} | set(found)
         return Use(tuple(found[:MOST_CALLERS]), tuple(sorted(asked)))
 
     def mentions(self, path: str, text: str) -> bool:

@@ -34,6 +34,15 @@ BY_NAME = ("Scheduler", "Schedule", "LR")  # ends of the names of classes that a
 WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "GradScaler"})
 
 
+@dataclass(frozen=True)
+class Joined:
+    """A class of another file that is thought to be what a method of its is called on, though no import leads there."""
+
+    path: str
+    name: str
+    method: str
+
+
 @dataclass
 class Program:
     """A file with what was followed. `links` tells by the id of an imported alias what it brings."""
@@ -46,6 +55,7 @@ class Program:
     asked: tuple[str, ...] = ()  # files and folders (with a separator at the end) that this rests on
     ends: tuple[str, ...] = ()  # where the trail ended
     library: Library | None = None
+    joined: Joined | None = None
     backward: bool = True  # whether some file of it calls a backward, and an update
     update: bool = True
 
@@ -78,15 +88,15 @@ class Program:
         return outline.source if outline is not None else self.source
 
 
-def program_of(source: Source, library: Library | None) -> Program:
+def program_of(source: Source, library: Library | None, joined: Joined | None = None) -> Program:
     """The program that starts at a file; of that file alone without a library."""
-    if library is None or not library.leads.imports_some(source.path, source.text.encode("utf-8", "surrogatepass")):
+    if library is None or not (joined or library.leads.imports_some(source.path, source.text.encode("utf-8", "surrogatepass"))):
         return Program(source)
     main = Outline(source)
     if len(source.lines) > LONG_FILE and library.prunes:
         prune(source.tree, source.lines, _project_names(main, library))
         main = Outline(source)
-    return _Builder(main, library).built()
+    return _Builder(main, library).built(joined)
 
 
 def _project_names(outline: Outline, library: Library) -> set[str]:
@@ -114,8 +124,10 @@ class _Builder:
         self.outside: set[tuple[int, int]] = set()  # imports that bring nothing of the project, as far as files had to promise so much
         self.pending: deque[Piece] = deque()
 
-    def built(self) -> Program:
+    def built(self, joined: Joined | None) -> Program:
         own = [self._demand(self.main, node, 0, None) for node in self.main.source.tree.body]
+        if joined is not None:
+            self._join(own, joined)
         while self.pending:
             self._expand(self.pending.popleft())
         kept = self._kept([piece for piece in own if piece is not None])
@@ -148,6 +160,13 @@ class _Builder:
         if parent is not None:
             self.children[id(parent.node)][id(node)] = None
         return known
+
+    def _join(self, own: list[Piece | None], joined: Joined) -> None:
+        """What calls the method demands the class."""
+        self.program.joined = joined
+        for piece in own:
+            if piece is not None and any(joined.method in chain for chains in piece.attributes.values() for chain in chains):
+                self._define(piece, Definition(joined.path, joined.name))
 
     def _expand(self, piece: Piece) -> None:
         outline, depth = piece.outline, self.depth[id(piece.node)]

@@ -54,7 +54,7 @@ ABOUT_MASKS = frozenset(
 )  # causes of what a mask is or leaves, which a model's output is not
 
 
-class Machine(Contexts, Iteration, Expressions, Unfollowed, Calls, Loops, Statements, Modules):
+class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Modules, Unfollowed):
     """Rehearses one module in one world."""
 
     def __init__(
@@ -110,6 +110,9 @@ class Machine(Contexts, Iteration, Expressions, Unfollowed, Calls, Loops, Statem
             and not self.index.is_own_name(call.name)
         ):
             return self.forward_of(call, function)
+        met = self._met(call)
+        if met is not None:
+            return met
         made = super().unknown_call(call)
         if isinstance(made, Opaque):
             self._colour(made, call)

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from accumlint.source.reading.library import Library
 from accumlint.source.reading.parse import Source, parse
-from accumlint.source.reading.program import Program, program_of
+from accumlint.source.reading.program import Joined, Program, program_of
 from accumlint.source.rehearsal.rehearse import Options, Rehearsal, rehearsals
 
 K = 3
+USUAL = frozenset(
+    "__call__ backward evaluate fit forward main run step test train training_step update validate".split()
+)  # said of many things
 
 
 @dataclass
@@ -44,3 +47,25 @@ def through_callers(path: str, starts: Iterable[str], library: Library, options:
             yield through
             if through.reaches:
                 return
+
+
+def asked_method(rehearsal: Rehearsal) -> Joined | None:
+    """The method that others call and give a model, perhaps without an import that would lead to it."""
+    entry, owner = rehearsal.entry, rehearsal.owner
+    if owner is None or entry is None or entry.name in USUAL or not rehearsal.asks_callers:
+        return None
+    return Joined(rehearsal.path, owner.name, entry.name)
+
+
+def through_meetings(method: Joined, library: Library, options: Options, asked: list[str]) -> Iterator[Through]:
+    """What those make of a method who call one of its name on an object that comes from a registry, or from anywhere."""
+    use = library.callers.meeting(method.path, method.method)
+    asked += use.asked
+    for start in use.starts:
+        source = parse(library.leads.read(start), start)
+        if not isinstance(source, Source):
+            continue
+        program = program_of(source, library, method)
+        asked += (each for each in program.asked if each != method.path)
+        if method.path in program.kept:
+            yield Through(method.path, program, list(rehearsals(program, options, through=method.path)))

@@ -8,7 +8,7 @@ import re
 from accumlint.source.rehearsal.access import moves
 from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, is_verb, makes, speaks_of_loss
 from accumlint.source.rehearsal.state import Call, State
-from accumlint.source.rehearsal.values import Instance, Opaque, Value, actor_of, born_of, forwards_of
+from accumlint.source.rehearsal.values import Class, Function, Instance, Opaque, Value, actor_of, born_of, forwards_of
 from accumlint.trace import Actor, Kind, Role
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -21,9 +21,30 @@ class Unfollowed(State):
     def goes_forward(self, model: Value, actor: Actor, node: ast.AST, data: frozenset[int]) -> int:
         raise NotImplementedError
 
+    def begun(self, cls: Class, node: ast.Call, given: dict[str, Value] | None = None) -> Value:
+        raise NotImplementedError
+
+    def call_function(self, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> Value:
+        raise NotImplementedError
+
+    def global_of(self, path: str, name: str) -> Value | None:
+        raise NotImplementedError
+
     def as_model(self, value: Value | None) -> Actor | None:
         """The model that a value is, by construction, by use or by name."""
         raise NotImplementedError
+
+    def _met(self, call: Call) -> Value | None:
+        """What the method gives that the program was joined with, where one of its name is called on an object that nobody knows."""
+        joined = self.program.joined if self.program is not None else None
+        if joined is None or call.name != joined.method:
+            return None
+        receiver = self.force(call.receiver) if call.receiver is not None else None
+        cls = self.global_of(joined.path, joined.name)
+        if not isinstance(receiver, Opaque) or receiver.actor is not None or receiver.path or not isinstance(cls, Class):
+            return None
+        method = self.attribute(self.begun(cls, call.node), call.name, call.node)
+        return self.call_function(method, call.args, call.keywords, call.node) if isinstance(method, Function) else None
 
     def _is_own_part(self, call: Call) -> bool:
         """Whether a model's forward calls a part that its constructor made in a way that nobody followed: `self.head(x)`."""

@@ -26,6 +26,7 @@ from accumlint.source.rehearsal.values import (
     actor_of,
     key_of,
 )
+from accumlint.source.rehearsal.worlds import is_together
 from accumlint.source.vocabulary.base import Handler, as_actor, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 EVERYONE = "all ranks"
 DIFFERENTIABLE = "distributed.nn."  # `torch.distributed.nn.all_gather` and its like
 GROUP_NAME = re.compile(r"(^|[._])(dp|data_parallel|replica|shard|tp|pp)\w*group|group_(dp|tp)$", re.IGNORECASE)
+ON_DEVICE = re.compile(r"\.device [!=]= |\.is_cuda$")
 PROGRESS_NAME = re.compile(r"tqdm|progress|bar$|track|prefetch", re.IGNORECASE)
 
 
@@ -66,11 +68,27 @@ def _in_place(state: Machine, call: Call, kind: Wrapper) -> Value:
     inner = state.force(call.args[0] if call.args else call.keywords.get("module", NONE))
     actor = as_actor(state, inner, Role.MODEL)
     if actor is not None and isinstance(inner, (Thing, Instance, Opaque)):
-        optional = state.journal is not None or any(guard.cause in {"setting", "unknown"} for guard in state.recorder.guards)
+        optional = state.journal is not None or _is_chosen(state)
         options = actor.options | ({"optional"} if optional else set())
         inner.actor = replace(actor, wrapper=kind, options=options)
         state.recorder.fact("distributed", call.node)
     return inner
+
+
+def _is_chosen(state: Machine) -> bool:
+    """Whether a setting decides that there is a wrapper; that there are several ranks does not, nor where the model is by now."""
+    asked = [guard.text for guard in state.recorder.guards if guard.cause in {"setting", "unknown"}]
+    asked += [value.text for value, _ in state.supposed if not is_together(value.text)]
+    tests = _tests_of_property(state)
+    return any(not ON_DEVICE.search(text) and (tests is None or any(text in test for test in tests)) for text in asked)
+
+
+def _tests_of_property(state: Machine) -> set[str] | None:
+    """The tests of the property that is being asked for: who is the first to ask decides nothing. None where no property is."""
+    function = state.frame.function
+    if function is None or not {"property", "cached_property"} & set(function.decorators):
+        return None
+    return {state.recorder.text(part.test) for part in walk(function.node) if isinstance(part, (ast.If, ast.IfExp))}
 
 
 def wrap(state: Machine, call: Call, kind: Wrapper) -> Value | None:
@@ -84,7 +102,7 @@ def wrap(state: Machine, call: Call, kind: Wrapper) -> Value | None:
         options.add("static_graph")
     if group_of(state, call.keywords.get("process_group")) == "own":
         options.add("process_group")
-    if state.supposed or any(guard.cause in {"setting", "unknown"} for guard in state.recorder.guards):
+    if _is_chosen(state):
         options.add("optional")
     name = base.name if base is not None else "model"
     actor = Actor(state.uid(), name, Role.MODEL, kind, base.uid if base is not None else None, True, frozenset(options))
