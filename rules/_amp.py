@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from accumlint.rules._order import same, works
 from accumlint.trace import Actor, Event, Kind, Trace, Window
 from accumlint.weight import Quantity
+
+ASKS = re.compile(r"OptState|_per_optimizer_states|\bUNSCALED\b")  # what the scaler remembers of an optimizer
 
 
 def unscaled_twice(trace: Trace) -> Iterator[tuple[Event, Event, Actor]]:
@@ -16,7 +19,7 @@ def unscaled_twice(trace: Trace) -> Iterator[tuple[Event, Event, Actor]]:
         if event.kind is Kind.SCALER_UPDATE:
             pending = {uid: first for uid, first in pending.items() if not same(first.scaler, event.scaler)}
             continue
-        if not works(event.scaler):
+        if not works(event.scaler) or any(ASKS.search(guard.text) for guard in event.guards):
             continue
         for optimizer in event.targets:
             first = pending.setdefault(optimizer.uid, event)

@@ -24,6 +24,7 @@ class Boundaries:
         self._own: dict[int, tuple[Window, tuple[Event, ...]]] = {}
         self._groups = _step_groups(trace.events)
         self._group_starts = [steps[0].index for steps in self._groups]
+        self._turns: dict[int, frozenset[int]] = {}  # where optimizers take turns on one line, whose turn each backward is
         self._intended = self._intentions()
         self._raw = {
             actor.uid: actor.base for actor in _models(trace.events) if actor.base is not None and actor.wrapper is not Wrapper.NONE
@@ -65,7 +66,9 @@ class Boundaries:
 
     def means(self, backward: Event, optimizer: Actor | None) -> bool:
         """Whether the step that this line's backward leads up to is one of this optimizer."""
-        return optimizer is None or optimizer.uid in self._intended.get(backward.place, frozenset())
+        if optimizer is None:
+            return True
+        return optimizer.uid in (self._turns.get(backward.index) or self._intended.get(backward.place, frozenset()))
 
     def reaches(self, backward: Event, optimizer: Actor | None) -> bool | None:
         """Whether the backward writes gradients that the optimizer holds; None when unknown."""
@@ -126,6 +129,7 @@ class Boundaries:
         A line in whose loop no step ever comes, as in an evaluation that looks at gradients, means none.
         """
         best: dict[Place, tuple[int, frozenset[int]]] = {}
+        nearest: dict[Place, list[tuple[int, frozenset[int]]]] = {}  # the backwards behind that, each with its own optimizers
         stepped = set[Place]()
         backwards = [event.index for event in self.trace.of(Kind.BACKWARD)]
         lines = {turn.line for event in self.trace.of(Kind.BACKWARD) for turn in event.turns}
@@ -138,8 +142,15 @@ class Boundaries:
             distance = bisect_right(backwards, steps[0].index) - bisect_right(backwards, event.index)
             uids = frozenset(target.uid for step in steps for target in step.targets)
             known, before = best.get(event.place, (distance, frozenset()))
+            if distance < known or not before:
+                nearest[event.place] = []
             if distance <= known:
                 best[event.place] = (distance, uids | before if distance == known else uids)
+                nearest[event.place].append((event.index, uids))
+        for seen in nearest.values():
+            different = {uids for _, uids in seen}
+            if any(one.isdisjoint(other) for one in different for other in different):
+                self._turns.update(seen)
         return {place: uids for place, (_, uids) in best.items() if place in stepped}
 
     def _next_steps(self, index: int) -> tuple[Event, ...]:

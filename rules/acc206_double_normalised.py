@@ -31,7 +31,7 @@ The coefficients of the window sum to 1/K, or to 1/N, instead of 1.
 ## When it is silent
 A factor undoes one of the two (`loss * K` before an engine that divides); the loss is divided after its backward, for a
 log; two divisors that come from different settings; a mean over the tokens of each sequence divided by the number of
-sequences.
+sequences; one division that an earlier micro-batch has gone through already, because a branch leaves the loss as it was.
 
 ## References
 - <https://deepspeed.readthedocs.io/en/latest/training.html#gradient-accumulation>
@@ -102,7 +102,9 @@ def _without_shares(weight: Weight) -> Weight:
 def _same_setting(factors: tuple[Factor, ...]) -> bool:
     """Two settings (`/ accum / tasks`) are two intentions, even where a rehearsal gives them the same number."""
     roots = {factor.root for factor in factors if factor.root}
-    return len(factors) >= 2 and len({factor.value for factor in factors}) == 1 and len(roots) <= 1
+    places = {factor.place for factor in factors if factor.place is not None}
+    once = len(places) == 1 and not any(factor.implicit for factor in factors)  # one line, gone through again by what an earlier turn left
+    return len(factors) >= 2 and len({factor.value for factor in factors}) == 1 and len(roots) <= 1 and not once
 
 
 def _said(other: Factor, k: str) -> str:

@@ -23,7 +23,7 @@ loss.backward()
 The coefficients, multiplied by the measured factor of the reduction, sum to W or to 1/W.
 
 ## When it is silent
-A sum divided by the targets of all ranks, which needs `* W`; sums with a convention of their own; gradients that are
+A sum divided by the targets of all ranks, which needs `* W`, or by a setting that may be their number; sums with a convention of their own; gradients that are
 reduced by hand or by a hook that sums; values that are only logged.
 
 ## References
@@ -79,7 +79,7 @@ def _surplus(trace: Trace, contribution: Contribution) -> Factor | None:
         return None
     match contribution.normalised:
         case Normalised.MICRO_BATCH:
-            wrong = True
+            wrong = power < 0 or not any(_may_count_all(factor) for factor in weight.factors)
         case Normalised.LOCAL_WINDOW:
             # Otherwise the count that was not summed over the ranks is the mistake.
             wrong = uneven(trace, weight) is None and trace.fact("ignored-targets") is None
@@ -90,3 +90,8 @@ def _surplus(trace: Trace, contribution: Contribution) -> Factor | None:
     if not wrong:
         return None
     return next((factor for factor in reversed(factors) if (factor.power > 0) == (power > 0)), None)
+
+
+def _may_count_all(factor: Factor) -> bool:
+    """Whether a loss is divided by a setting, which may be the number of samples of all ranks: `loss.sum() / (global_batch // world)`."""
+    return factor.power < 0 and factor.quantity in {Quantity.CONSTANT, Quantity.UNKNOWN} and bool(factor.root)

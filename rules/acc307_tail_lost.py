@@ -37,7 +37,7 @@ closes later than a full one.
 ## When it is silent
 - The loop over the loader is not repeated: at most K - 1 micro-batches are lost in a run.
 - The loader does not end.
-- The counter runs on over the epochs, so that the leftovers belong to a full window.
+- The counter, or that of an engine, runs on over the epochs, so that the leftovers belong to a full window.
 - The rest is cleared on purpose right after the loop, in the same epoch.
 - The rest is dropped before its forward, or a loader of the project gives no more batches than fill whole windows.
 - The first window is shorter than the next ones: then the boundary itself is wrong (ACC306), unless every pass begins so.
@@ -55,7 +55,7 @@ from itertools import dropwhile, pairwise
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._boundary import Boundaries, gate_of
+from accumlint.rules._boundary import GATED, Boundaries, gate_of
 from accumlint.trace import Event, Kind, Trace, Turn, Window
 
 COUNTS_DOWN = re.compile(r">\s*0$")  # what a resumed run passes over lies at the beginning of its first pass
@@ -162,7 +162,8 @@ def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterato
         zeros = [
             one for one in window.of(Kind.ZERO) if before.index < one.index < after.index and boundaries.acts_on(one, window.optimizer)
         ]
-        fate = _discarded(zeros, before, after, turn) if zeros else _mixed(boundaries, first, own, after)
+        counted = GATED in window.step.options  # by an engine, whose count goes on from one pass to the next
+        fate = _discarded(zeros, before, after, turn) if zeros else "" if counted else _mixed(boundaries, first, own, after)
         if fate:
             gate = gate_of(window.step)
             missing = f"no step follows under `{gate.text}`" if gate else f"`{window.step.text}` takes no step"

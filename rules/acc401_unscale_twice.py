@@ -36,7 +36,7 @@ for i, (x, y) in enumerate(loader):
 The second call is seen before torch raises.
 
 ## When it is silent
-Two optimizers unscaled once each; a disabled scaler.
+Two optimizers unscaled once each; a disabled scaler; a call that asks the scaler first whether it has unscaled already.
 
 ## References
 - https://docs.pytorch.org/docs/stable/notes/amp_examples.html

@@ -333,7 +333,7 @@ class TestDoubleNormalised:
             pytest.param((MEAN, over_k(line=13), ENGINE), id="by hand and by the engine"),
             pytest.param((BY_RANK, ENGINE), id="the window's count given to an engine"),
             pytest.param((BY_RANK, over_k(line=13)), id="the window's count and K"),
-            pytest.param((over_k(line=13),) * 2, id="K twice on a sum"),
+            pytest.param((over_k(line=12), over_k(line=13)), id="K twice on a sum"),
             pytest.param((MEAN, BY_ALL), id="a mean and the window's count"),
         ],
     )

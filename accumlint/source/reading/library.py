@@ -22,7 +22,7 @@ SMALL_FILE = 6_000  # bytes
 
 # What a file must mention to be followed into from afar, and from the file itself or one that trains.
 STRONG = re.compile(
-    rb"backward|zero_grad|no_sync|GradScaler|clip_grad|DistributedDataParallel|FullySharded|fully_shard|unscale_|loss_scaler|grad_sync"
+    rb"backward|zero_grad|no_sync|GradScaler|clip_grad|DistributedDataParallel|FullySharded|fully_shard|unscale_|loss_scaler|grad_sync|Accelerator\("
 )
 WEAK = re.compile(rb"loss|ignore_index|-100|accum|\.step\b|pad_sequence|DistributedSampler|yield|dataclass", re.IGNORECASE)
 

@@ -28,6 +28,7 @@ MOST_KEPT = 4_000  # statements, in all, that are followed
 NEAR = 2  # how far from the file, or from what trains, losses, settings and evidence are of use
 DEEPEST = 6
 SMALL = 40  # statements: what is this small is followed even if it has no word of training
+TINY = 8  # statements: what is this small costs nothing
 PADDING = re.compile(r"^[A-Z_]*(IGNORE|PAD|LABEL)[A-Z_]*$")  # constants that may be what the losses ignore
 DATA = re.compile(r"data_?set|data_?(load|module)|collat", re.IGNORECASE)  # what may ignore, mask or pad targets
 BY_NAME = ("Scheduler", "Schedule", "LR")  # ends of the names of classes that are better known by their names
@@ -281,7 +282,7 @@ class _Builder:
                 if number in kept or not (number in matters or small or getattr(inner.node, "name", "") in bases):
                     continue
                 full = len(files) >= MOST_FILES and inner.outline.path not in files
-                if full or size > (MOST_KEPT if inner.strong else MOST_KEPT // 3):
+                if full or size > (MOST_KEPT if inner.strong or inner.size <= TINY else MOST_KEPT // 3):
                     continue
                 size += inner.size
                 files.add(inner.outline.path)

@@ -73,6 +73,8 @@ def combine(state: State, op: type[ast.operator], left: Value, right: Value, nod
         return _sequence(state, op, left, right, node)
     if op is ast.Mod and isinstance(right, Opaque):
         return _modulo(state, left, right, node)
+    if op is ast.Mod and isinstance(left, Opaque) and isinstance(right, Known) and right.root is not None:
+        return state.opaque(("Mod", left.key, right.key), state.recorder.text(node), left, gates=frozenset({right.root}))
     if (
         op in {ast.FloorDiv, ast.Mod, ast.Add, ast.Sub, ast.Mult}
         and not is_tensor(left)

@@ -120,7 +120,7 @@ def _min_max(state: Calls, call: Call) -> Value:
     values = [state.force(value) for value in call.args]
     if len(values) == 1 and isinstance(values[0], Items):
         values = [state.force(item) for item in values[0].items]
-    numbers = [state.number(value) for value in values]
+    numbers = [state.number(value, role="bound" if key_of(value) in state.sizes else "") for value in values]
     if values and all(number is not None for number in numbers):
         known = [number for number in numbers if number is not None]
         chosen = (min if call.name == "min" else max)(known, key=lambda one: one.value)

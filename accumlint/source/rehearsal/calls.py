@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from accumlint.source.vocabulary.base import Vocabulary
 
 SMALL_FUNCTION = 40  # statements: a function this small is followed even if no training word stands in it
+SMALL_CONSTRUCTOR = 400  # statements: what a constructor sets is asked for later
 MOST_RECURSION = 2
 scales = found_in(
     re.compile(r"grad|scale|mul|div|norm|average|reduce|sync", re.IGNORECASE)
@@ -254,7 +255,8 @@ class Calls(State):
             return not (is_test(node) and Kind.BACKWARD in self.index.kinds(node))
         if self.index.keeps_books(node):
             return True
-        return self.index.size(node) <= SMALL_FUNCTION or self.index.mentions_loss(node) or self.index.is_generator(node)
+        most = SMALL_CONSTRUCTOR if getattr(node, "name", "") == "__init__" else SMALL_FUNCTION
+        return self.index.size(node) <= most or self.index.mentions_loss(node) or self.index.is_generator(node)
 
     def _not_followed(self, function: Function, args: list[Value], keywords: dict[str, Value], node: ast.Call | None) -> Value:
         made = self.opaque(("call", id(function.node), *self.key(*args)), f"{function.name}()", *args, *keywords.values())

@@ -206,10 +206,12 @@ class Conditions(State):
         return self._guarded(node, node.body if holds else node.orelse, test, holds)
 
     def _asks_for_boundary(self, node: ast.If, test: Opaque) -> bool:
-        """`if every_n_iters(runner, k): step()`: a call nobody follows that is given K tells where the window ends."""
+        """`if every_n_iters(runner, k): step()`: a call nobody follows that is given K, or a count nobody follows modulo K."""
         if not self.recorder.turns or not self.gates_update(node.body) or node.orelse:
             return False
-        roots = [root for root in self.world.knowledge.accumulations.values() if self._mentions(node.test, root.text)]
+        counted = test.gates if self.index.has_modulo(node.test) else frozenset()
+        known = self.world.knowledge.accumulations.values()
+        roots = [root for root in known if root in counted or self._mentions(node.test, root.text)]
         test.gates |= frozenset(roots)
         return bool(roots)
 

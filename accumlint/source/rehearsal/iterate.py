@@ -29,6 +29,7 @@ from accumlint.trace import Kind, Role
 DEEPEST_BATCH = 4  # how far a batch is looked for in what a list was made from
 
 MOST_TURNS = 16
+PIECE = 4  # samples in a piece of a batch
 STOP = Signal("stop")
 FILES = (("import", "os"), ("import", "glob"))
 HEADS = 2  # turns of a loop over the parts of an output
@@ -183,8 +184,7 @@ class Iteration(State):
             inner = self.plan(value.parts[0], node)
             return Plan(MOST_TURNS, lambda at: inner.item(at % max(1, inner.count)), endless=True, data=inner.data)
         if kind == "count":
-            start = self.number(value.start) if value.start is not None else Known(0)
-            first = int(start.value) if start is not None else 0
+            first = self._first(value.start)
             return Plan(MOST_TURNS, lambda at: Known(first + at), endless=True)
         if kind == "chunks":
             return self._plan_chunks(value, node)
@@ -211,7 +211,7 @@ class Iteration(State):
 
     def _plan_range(self, value: Stream, node: ast.AST, bound: int | None) -> Plan:
         numbers = [None if part is None else self.number(part, role="bound") for part in (value.start, value.stop, value.step)]
-        start = int(numbers[0].value) if numbers[0] is not None else 0
+        start = int(numbers[0].value) if numbers[0] is not None else self._first(value.start)
         stop_root = self._bounding(numbers[1]) if numbers[1] is not None else None
         if value.step is not None and (numbers[2] is None or numbers[2].roots or (numbers[2].value > 1 and self._is_size(value.stop))):
             return self._plan_strides(value)
@@ -227,12 +227,31 @@ class Iteration(State):
             )
             return Plan(count, lambda at: Known(start + at * step), open=True, root=root)
         count = max(0, len(range(start, int(numbers[1].value), step)))
+        self._size_pieces(numbers[1], count)
         return Plan(
             count,
             lambda at: Known(start + at * step),
             open=stop_root is not None and stop_root.key not in self.world.knowledge.accumulations,
             root=stop_root,
         )
+
+    def _size_pieces(self, stop: Known, count: int) -> None:
+        """`range((size - 1) // micro + 1)`: of the two settings it is known how they go together, so that the last piece is known."""
+        for kind, *parts in (root.key for root in stop.roots):
+            if kind == "//" and len(parts) == 2:
+                whole, micro = (part for part in parts)
+                whole = whole[1] if whole[0] == "Sub" and whole[2] == ("known", "1") else whole
+                self.sizes.setdefault(micro, PIECE)
+                self.sizes.setdefault(whole, PIECE * count)
+
+    def _first(self, start: Value | None) -> int:
+        """The number that counting begins with: in a run that is not resumed, `done * k + 1` is one."""
+        if start is None:
+            return 0
+        known, start = self.number(start), self.force(start)
+        if known is not None:
+            return int(known.value)
+        return max(0, unshifted(start)[1]) if isinstance(start, Opaque) else 0
 
     def _is_size(self, stop: Value | None) -> bool:
         """Whether a range ends where a batch does: `range(0, x.size(0), 8)`."""
@@ -277,8 +296,7 @@ class Iteration(State):
 
     def _plan_enumerate(self, value: Stream, node: ast.AST) -> Plan:
         inner = self.plan(value.parts[0], node)
-        start = self.number(value.start) if value.start is not None else Known(0)
-        first = int(start.value) if start is not None else 0
+        first = self._first(value.start)
         return Plan(
             inner.count, lambda at: Items([Known(first + at), inner.item(at)], "tuple"), inner.open, inner.endless, inner.root, inner.data
         )

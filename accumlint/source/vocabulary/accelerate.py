@@ -268,6 +268,8 @@ def backward(state: Machine, call: Call) -> Value | None:
     loss = state.force(call.args[0] if call.args else call.keywords.get("loss", NONE))
     if engine.scaler is not None and isinstance(loss, Opaque):
         loss = torch_training.replace_loss(state, loss, engine.scaler)
+    if not engine.is_followed:
+        return torch_training.emit_backward(state, call, loss, "engine")
     options = () if engine.known else ("engine",)
     return torch_training.emit_backward(state, call, loss, *options, factors=division(state, engine.k, call.node, engine.text))
 

@@ -66,6 +66,11 @@ class Engine:
     def accumulates(self) -> bool:
         return bool(self.k.value != 1)
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is known when its window ends: not where it was handed over to what its caller runs inside `accumulate`."""
+        return self.entered or self.actor.known or not self.accumulates
+
 
 def gradients(state: Machine) -> Gradients:
     found: Gradients = state.memory.setdefault((KEY, "gradients"), Gradients())
