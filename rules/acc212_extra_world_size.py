@@ -23,8 +23,8 @@ loss.backward()
 The coefficients, multiplied by the measured factor of the reduction, sum to W or to 1/W.
 
 ## When it is silent
-A sum divided by the targets of all ranks, which needs `* W`, or by a setting that may be their number; sums with a convention of their own; gradients that are
-reduced by hand or by a hook that sums; values that are only logged.
+A sum divided by the targets of all ranks, which needs `* W`, or by a setting that may be their number; sums with a
+convention of their own; gradients that are reduced by hand or by a hook that sums; values that are only logged.
 
 ## References
 - <https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html>
