@@ -50,6 +50,7 @@ class Factor:
     guarded: bool = False
     root: str = ""  # the setting that the number comes from, to tell two settings apart
     uneven: bool = False  # a count of what a mask or a filter leaves, so that it differs between micro-batches
+    stale: bool = False  # a running count that holds targets of earlier updates as well
     of: str = ""  # what is counted, or multiplied by, to tell that a mask is divided by its own sum
     group: str = ""  # of the ranks that were counted: "all", "own" (a process group of their own), "" where nobody knows
 

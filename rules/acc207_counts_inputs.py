@@ -2,11 +2,13 @@
 
 ## What it does
 Reports a loss divided by a number of inputs (an attention mask, `numel()` of the ids or labels, the labels before the
-shift) where the source produces targets that the loss ignores.
+shift) where the source produces targets that the loss ignores. Reports as well a running count that divides each update's
+loss or gradients and that nothing sets back after the update.
 
 ## Why is this bad?
 Prompts, padding and the position that the shift drops are in the denominator but not in the loss. The update is smaller by
-the ratio of the two counts, and the ratio changes from window to window.
+the ratio of the two counts, and the ratio changes from window to window. A count that runs on makes every update smaller
+than the one before.
 
 ## Example
 ```python
@@ -27,7 +29,8 @@ for batch in window:
 The count implied by the coefficients is larger than the number of valid targets that the loss calls saw.
 
 ## When it is silent
-Nothing produces ignored or masked targets: then inputs and targets are as many.
+Nothing produces ignored or masked targets: then inputs and targets are as many. A count that is part of an object whose
+code is not seen may be set back there, and one that several optimizers share is not judged.
 
 ## References
 - <https://huggingface.co/blog/gradient_accumulation>
@@ -43,9 +46,12 @@ from accumlint.rules._division import place_of, stepping, written
 from accumlint.trace import Event, Kind, Place, Trace
 from accumlint.weight import Factor, Quantity
 
+COUNTS = (Quantity.UNITS, Quantity.INPUTS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS)
+
 
 @rule("ACC207", "counts-inputs", Severity.WARNING, measured="the count used differs from the valid targets seen by the loss")
 def check(trace: Trace) -> Iterator[Finding]:
+    yield from _never_set_back(trace)
     evidence = trace.fact("ignored-targets")
     if evidence is None:
         return
@@ -64,6 +70,37 @@ def check(trace: Trace) -> Iterator[Finding]:
                 window=window,
                 place=_count(factor, window.of(Kind.COUNT)) or _count(factor, trace.of(Kind.COUNT)) or place_of(factor, each.backward),
             )
+
+
+def _never_set_back(trace: Trace) -> Iterator[Finding]:
+    """A running count that divides the window's losses or gradients, and still holds the targets of earlier updates."""
+    if len({actor.uid for event in trace.of(Kind.STEP) for actor in event.targets}) > 1:
+        return  # one of the others may have updated between two micro-batches of this window
+    for window, contributions in stepping(trace):
+        for each in contributions:
+            counts = written(each.weight, *COUNTS)
+            if len(counts) != 1 or not counts[0].stale or each.weight.of(Quantity.UNKNOWN):
+                continue
+            yield at(
+                "ACC207",
+                each.backward,
+                f"`{counts[0].text or 'the denominator'}` is never set back: after an update it still holds the targets of earlier windows",
+                help="set the count to zero when the gradients are cleared",
+                window=window,
+                place=_running(counts[0], trace) or place_of(counts[0], each.backward),
+            )
+
+
+def _running(factor: Factor, trace: Trace) -> Place | None:
+    """Where the count goes on."""
+    return next(
+        (
+            event.place
+            for event in trace.of(Kind.COUNT)
+            if event.weight and any(one.stale and one.root == factor.root for one in event.weight.factors)
+        ),
+        None,
+    )
 
 
 def _count(factor: Factor, counts: tuple[Event, ...]) -> Place | None:

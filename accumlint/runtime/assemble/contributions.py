@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +28,15 @@ class Contributions:
         self.weights: dict[Key, Weight] = {}
         self.factors: dict[Key, Weight] = {}
         self._windows = windows
+        self._before: dict[tuple[Site, int], float] = defaultdict(float)  # targets of a rank in the windows before the present one
         self.k = k
         self._world = world
         for window in windows:
             self._losses(window)
             self._scalings(window)
+            for site, calls in calls_by_site(window).items():
+                for _, loss, rank in calls:
+                    self._before[site, rank.rank] += loss["units"] or 0.0
         if not any(_is_empty(rank) for window in windows for rank in window.ranks):
             for weights in (self.weights, self.factors):
                 weights.update({key: _never_zero(weight) for key, weight in weights.items()})
@@ -43,18 +47,21 @@ class Contributions:
             mine = next((each for each in window.ranks if each.rank == rank), None)
             inside = mine is not None and bool(mine.rows) and mine.rows[0]["index"] <= index <= mine.rows[-1]["index"]
             for calls in calls_by_site(window).values() if inside else ():
-                counts = counts_of(calls, window, self.k, self._world)
+                counts = counts_of(calls, self.k, self._world)
                 own = next((one for call, one in zip(calls, counts, strict=True) if call[2].rank == rank), None)
                 if own is not None:
                     mean = all(call[1]["reduction"] == "mean" for call in calls)
                     return Weight(factors_of([divisor], [own], mean=mean)[0])
         return UNKNOWN
 
+    def _counts_of(self, site: Site, calls: Sequence[Call]) -> list[Counts]:
+        return counts_of(calls, self.k, self._world, {rank: units for (where, rank), units in self._before.items() if where == site})
+
     def _losses(self, window: SharedWindow) -> None:
         terms: dict[Key, list[Term]] = defaultdict(list)
-        for calls in calls_by_site(window).values():
+        for site, calls in calls_by_site(window).items():
             full = [call for call in calls if call[1]["units"] != 0]
-            found = list(_weights(full, counts_of(full, window, self.k, self._world)))
+            found = list(_weights(full, self._counts_of(site, full)))
             for call, weight in zip(full, found, strict=True):
                 terms[_key(call)].append(_term(call, weight))
             for call in calls if full else ():
@@ -70,8 +77,8 @@ class Contributions:
     def _scalings(self, window: SharedWindow) -> None:
         """Scalings between the last backward and the step: the same statement on all ranks is one scalar of the window."""
         sites = calls_by_site(window)
-        for calls in sites.values():
-            counts = counts_of(calls, window, self.k, self._world)
+        for site, calls in sites.items():
+            counts = self._counts_of(site, calls)
             first = {call[2].rank: one for call, one in zip(reversed(calls), reversed(counts), strict=True)}
             mean = all(call[1]["reduction"] == "mean" for call in calls)
             for rows in _scaling_rows(window):
@@ -151,8 +158,9 @@ def calls_by_site(window: SharedWindow) -> dict[Site, list[Call]]:
     return {next(iter(found)): together} if len(batches) == len(together) else found
 
 
-def counts_of(calls: Sequence[Call], window: SharedWindow, k: int, world: int) -> list[Counts]:
-    """What can divide each of these calls of one site."""
+def counts_of(calls: Sequence[Call], k: int, world: int, before: Mapping[int, float] | None = None) -> list[Counts]:
+    """What can divide each of these calls of one site; `before` has the targets of earlier windows by rank."""
+    earlier = before or {}
     of_micro_batch: dict[tuple[int, int], float] = defaultdict(float)
     elements: dict[tuple[int, int], float] = defaultdict(float)
     of_rank: dict[int, float] = defaultdict(float)
@@ -169,6 +177,8 @@ def counts_of(calls: Sequence[Call], window: SharedWindow, k: int, world: int) -
             elements=elements[rank.rank, row["micro_batch"]],
             window_units=of_rank[rank.rank],
             global_units=everything,
+            units_so_far=of_rank[rank.rank] + earlier.get(rank.rank, 0.0),
+            global_units_so_far=everything + sum(earlier.values()),
             rows=float(loss.get("sequences") or 0.0),
             window_elements=elements_of_rank[rank.rank],
             accumulation=k,

@@ -182,12 +182,14 @@ def _named(factor: Factor, spare: dict[Quantity, list[Factor]], known: frozenset
             spare[quantity].remove(match)
             stated = quantity in {Quantity.INPUTS, Quantity.ACCUMULATION, Quantity.WORLD} or _is_another(factor, match, known)
             taken = quantity if stated else factor.quantity
-            return replace(match, quantity=taken, power=factor.power, value=factor.value, guarded=factor.guarded or match.guarded)
+            return replace(
+                match, quantity=taken, power=factor.power, value=factor.value, stale=factor.stale, guarded=factor.guarded or match.guarded
+            )
     for quantity, left in spare.items():
         if quantity is not Quantity.SCALE and len(left) == 1 and (left[0].power > 0) == (factor.power > 0):
             by_chance = quantity is Quantity.ACCUMULATION and factor.quantity in COUNTS  # a K that is as large as the count of targets
             taken = quantity if by_chance else factor.quantity
-            return replace(left.pop(), quantity=taken, power=factor.power, value=factor.value, guarded=factor.guarded)
+            return replace(left.pop(), quantity=taken, power=factor.power, value=factor.value, stale=factor.stale, guarded=factor.guarded)
     return factor
 
 

@@ -29,6 +29,8 @@ class Counts:
     accumulation: int  # K
     size: int  # micro-batches of this very window
     world: int
+    units_so_far: float = 0.0  # of this rank, in this window and in those before it
+    global_units_so_far: float = 0.0
 
     def value(self, quantity: Quantity) -> float:
         return {
@@ -145,11 +147,19 @@ def factors_of(divisors: Sequence[float], counts: Sequence[Counts], *, mean: boo
     if monomial == ():
         return [()] * len(divisors)
     if monomial is None:
-        return _unexplained(divisors)
+        return (None if mean else _running_counts(divisors, counts)) or _unexplained(divisors)
     powers = [(quantity, -1 if power > 0 else 1) for quantity, power in monomial for _ in range(abs(power))]
     return [
         tuple(_factor(quantity, power, one, divisor) for quantity, power in powers) for one, divisor in zip(counts, divisors, strict=True)
     ]
+
+
+def _running_counts(divisors: Sequence[float], counts: Sequence[Counts]) -> list[tuple[Factor, ...]] | None:
+    """A count that no update set back: the targets of the whole run so far."""
+    for quantity, of in ((_NR, [one.units_so_far for one in counts]), (_ALL, [one.global_units_so_far for one in counts])):
+        if all(_close(divisor, each) for divisor, each in zip(divisors, of, strict=True)):
+            return [(Factor(quantity, -1, fraction(each), text=number(each), stale=True),) for each in of]
+    return None
 
 
 def _unexplained(divisors: Sequence[float]) -> list[tuple[Factor, ...]]:

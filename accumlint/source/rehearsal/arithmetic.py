@@ -11,7 +11,18 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from accumlint.source.rehearsal.counts import COUNTED, WHOLE, counted, guarded_weight, is_epsilon, last_part, spanned, sum_of_counts
+from accumlint.source.rehearsal.counts import (
+    COUNTED,
+    SINCE,
+    WHOLE,
+    counted,
+    guarded_weight,
+    is_epsilon,
+    last_part,
+    span_of,
+    spanned,
+    sum_of_counts,
+)
 from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
@@ -441,6 +452,7 @@ def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: 
         made.quantity, made.weight = sum_of_counts(state, counts, left, right, node)
         if len({counted(count) for count in counts}) == 1:
             made.attributes[COUNTED] = Known(counted(counts[0]))
+        made.attributes[SINCE] = Known(span_of(counts))
         made.guarded = op is ast.Add and (is_epsilon(left) or is_epsilon(right))
         if made.guarded:
             made.weight = guarded_weight(made.weight)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.rehearsal.values import Known, Opaque, Value
+from accumlint.trace import Kind
 from accumlint.weight import Factor, Quantity, Weight
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from accumlint.source.rehearsal.state import State
 
 COUNTED = "counted"  # where a count was taken
+SINCE = "since"  # after how many updates a count was begun, and after how many it was last added to
 BY_INDEX = "by-index"  # cause of a comparison with the index that losses ignore
 WHOLE = "whole"  # cause of a comparison that selects everything, for all that is seen
 IGNORE_NAME = re.compile(r"ignored?_?(index|id|label|token)", re.IGNORECASE)  # what a loss is told to ignore, if there is any of it
@@ -36,10 +39,39 @@ def sum_of_counts(state: State, counts: list[Opaque], left: Value, right: Value,
     text = state.recorder.text(node)
     guarded = any(count.guarded for count in counts)
     uneven = any(is_uneven(count) for count in counts)
+    stale = any(map(is_stale, counts))
     own = counts[0].weight.factors[0].of if len(counts) == 1 and counts[0].weight is not None and counts[0].weight.factors else ""
     return quantity, Weight(
-        (Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root_of(*counts), uneven=uneven, of=own),)
+        (
+            Factor(
+                quantity,
+                1,
+                None,
+                text,
+                state.recorder.place(node),
+                guarded=guarded,
+                root=root_of(*counts),
+                uneven=uneven,
+                stale=stale,
+                of=own,
+            ),
+        )
     )
+
+
+def since(value: Value) -> tuple[int, int] | None:
+    """After how many updates a count was begun and last added to."""
+    found = value.attributes.get(SINCE) if isinstance(value, Opaque) else None
+    return found.value if isinstance(found, Known) else None
+
+
+def run_on(state: State, current: Value, result: Value, node: ast.AST) -> None:
+    """A count that is added to after an update without having been set back: `tokens += n`, where nothing says `tokens = 0`."""
+    begun, added = since(current), since(result)
+    if begun is None or added is None or begun[0] == added[1] or not isinstance(result, Opaque) or result.weight is None:
+        return
+    result.weight = replace(result.weight, factors=tuple(replace(factor, stale=True) for factor in result.weight.factors))
+    state.recorder.emit(Kind.COUNT, node, weight=result.weight)
 
 
 def counted(count: Opaque) -> Any:
@@ -61,6 +93,11 @@ def is_uneven(value: Value) -> bool:
     return ("compared" in value.causes and WHOLE not in value.causes) or (
         value.weight is not None and any(factor.uneven for factor in value.weight.factors)
     )
+
+
+def is_stale(value: Value) -> bool:
+    """Whether a count still holds targets of earlier updates."""
+    return isinstance(value, Opaque) and value.weight is not None and any(factor.stale for factor in value.weight.factors)
 
 
 def selects(state: State, left: Value, right: Value, index: ast.AST) -> frozenset[str]:
@@ -123,6 +160,12 @@ def _home(state: State, parts: tuple[Value, ...]) -> tuple[OpenTurn, ...]:
     return tuple(turns[: last + 1])
 
 
+def span_of(counts: Iterable[Value]) -> tuple[int, int] | None:
+    """After how many updates the first of several counts was begun, and the last one added to."""
+    spans = [span for span in map(since, counts) if span is not None]
+    return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
+
+
 def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Value, guarded: bool = False, of: str = "") -> Opaque:
     """A number of targets or inputs, as a value that can divide; `of` names the mask whose sum it is."""
     text = state.recorder.text(node)
@@ -134,7 +177,10 @@ def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Val
         root = f"{text}:{getattr(node, 'lineno', 0)}"
         state.counted_in[root] = _home(state, parts)
     uneven = any(is_uneven(part) for part in parts)
-    made.weight = Weight((Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root, uneven=uneven, of=of),))
+    stale = any(map(is_stale, parts))
+    own = Factor(quantity, 1, None, text, state.recorder.place(node), guarded=guarded, root=root, uneven=uneven, stale=stale, of=of)
+    made.weight = Weight((own,))
+    made.attributes[SINCE] = Known(span_of(parts) or (state.recorder.updates, state.recorder.updates))
     made.attributes[COUNTED] = Known(tuple((turn.line, turn.index, turn.entry) for turn in state.recorder.turns))
     made.born = frozenset()
     return made

@@ -12,11 +12,13 @@ from accumlint.source.rehearsal.arithmetic import combine
 from accumlint.source.rehearsal.assign import Assignments
 from accumlint.source.rehearsal.blocks import Blocks
 from accumlint.source.rehearsal.conditions import Conditions
+from accumlint.source.rehearsal.counts import run_on, since
 from accumlint.source.rehearsal.state import BREAK, CONTINUE, Signal
 from accumlint.source.rehearsal.values import (
     NONE,
     Class,
     Function,
+    Instance,
     Items,
     Known,
     Opaque,
@@ -65,7 +67,7 @@ class Statements(Assignments, Conditions, Blocks):
     def _exec_Assign(self, node: ast.Assign) -> None:
         value = self.eval(node.value)
         if node.value.__class__ is ast.BinOp:
-            self._sum_kept(node)
+            self._sum_kept(node, value)
         for target in node.targets:
             if target.__class__ is ast.Name:
                 self._bind(target.id, self._named(target, node.value, value))
@@ -96,18 +98,29 @@ class Statements(Assignments, Conditions, Blocks):
             current = Known(0)
         result = combine(self, type(node.op), current, value, node)
         self.retained_sum(node, current, value, result)
+        if since(result) is not None and self._is_seen_to_be_set(node.target):
+            run_on(self, current, result, node)
         self.assign(node.target, result)
         taken = self.index.once("counters", self.index.tree, lambda _: counted_in_updates(self.index)).get(id(node))
         if taken is not None:
             self.recorder.emit(Kind.AVERAGE, node, options=frozenset({"counter", "moving"}), note=taken)
 
-    def _sum_kept(self, node: ast.Assign) -> None:
+    def _is_seen_to_be_set(self, target: ast.expr) -> bool:
+        """Whether all that sets a name or an attribute is run; a method of an unknown object may set it back."""
+        if isinstance(target, ast.Attribute):
+            return target.attr in self.relevance.needed and isinstance(self.force(self.eval(target.value)), Instance)
+        return isinstance(target, ast.Name) and target.id in self.relevance.needed
+
+    def _sum_kept(self, node: ast.Assign, result: Value) -> None:
         """`total = total + loss` is `total += loss`."""
         target, value = node.targets[0], node.value
         if not (isinstance(target, ast.Name) and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)):
             return
         if isinstance(value.left, ast.Name) and value.left.id == target.id:
-            self.retained_sum(node, self.eval(value.left), self.eval(value.right), NONE)
+            current = self.eval(value.left)
+            self.retained_sum(node, current, self.eval(value.right), NONE)
+            if self._is_seen_to_be_set(target):
+                run_on(self, current, result, node)
 
     def retained_sum(self, node: ast.AST, current: Value, value: Value, result: Value) -> None:
         """A loss with its graph added to a running sum."""

@@ -108,6 +108,7 @@ class Recorder:
     entries: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)  # by the index of a skip, the index at which what it passes over is over
     micro_batches: int = 0
+    updates: int = 0  # that were done so far
     used: frozenset[int] = frozenset()  # the data that forwards were given
     texts: dict[int, str] = field(default_factory=dict)  # of nodes, shared by all rehearsals of a module
     places: dict[int, Place] = field(default_factory=dict)  # likewise
@@ -252,6 +253,7 @@ class Recorder:
             **known,
         )
         self.events.append(event)
+        self.updates += kind is Kind.STEP
         if len(self.events) > MOST_EVENTS:
             raise OutOfSteps
         if self.expected is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
-from accumlint.source.rehearsal.counts import root_of
+from accumlint.source.rehearsal.counts import is_stale, root_of
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,
@@ -213,6 +213,7 @@ def all_reduce(state: Machine, call: Call) -> Value | None:
                         state.recorder.place(call.node),
                         guarded=value.guarded,
                         root=root,
+                        stale=is_stale(value),
                         group=group,
                     ),
                 )
