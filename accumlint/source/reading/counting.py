@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from accumlint.source.reading.facts import ACCUMULATION_NAME, terminal
+from accumlint.source.reading.facts import names_k, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.units import Units
@@ -70,7 +70,7 @@ def skips_in_updates(index: Index) -> Iterator[tuple[ast.expr, int]]:
 def counted_in_updates(index: Index) -> dict[int, str]:
     """The advances by one of a counter of updates, by node, each with what is seen to take it for one."""
     advances = [node for node in every(index.tree, ast.AugAssign) if isinstance(node, ast.AugAssign) and _advances_by_one(node)]
-    if not advances or not any(ACCUMULATION_NAME.search(name) for name in index.identifiers):
+    if not advances or not any(map(names_k, index.identifiers)):
         return {}
     names = {terminal(node.target) for node in advances}
     signs = {**_named(names - _tell_boundaries(index)), **_rates(index, names), **_limits(index, names)}
@@ -146,7 +146,7 @@ def _is_boundary(index: Index, node: ast.If) -> bool:
     kinds = index.kinds(node.body)
     if any(isinstance(part, ast.Attribute) and part.attr == "sync_gradients" for part in walk(node.test)):
         return True
-    named = any(isinstance(part, (ast.Name, ast.Attribute)) and ACCUMULATION_NAME.search(terminal(part)) for part in walk(node.test))
+    named = any(isinstance(part, (ast.Name, ast.Attribute)) and names_k(terminal(part)) for part in walk(node.test))
     return Kind.BACKWARD not in kinds and (Kind.STEP in kinds or (index.has_modulo(node.test) and named))
 
 
@@ -186,7 +186,7 @@ def k_without_ranks(index: Index) -> Iterator[tuple[ast.expr, str]]:
         return
     units = index.once("units", index.tree, Units)
     for node in every(index.tree, ast.Assign):
-        if not isinstance(node, ast.Assign) or not ACCUMULATION_NAME.search(terminal(node.targets[0])):
+        if not isinstance(node, ast.Assign) or not names_k(terminal(node.targets[0])):
             continue
         name = terminal(node.targets[0])
         quotient = next((part for part in walk(node.value) if _is_quotient(part)), None)

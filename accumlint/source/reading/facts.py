@@ -6,12 +6,13 @@ import ast
 import builtins
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
-from accumlint.source.reading.nodes import every, walk
+from accumlint.source.reading.nodes import every, stands_in, walk
 from accumlint.source.reading.targets import find_ignored_targets
+from accumlint.source.reading.words import found_in
 from accumlint.trace import Kind, Place, Role
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -20,6 +21,10 @@ LAUNCHES = frozenset({"init_process_group", "init_distributed_mode", "Distribute
 EXCHANGES = frozenset({"all_reduce", "all_gather", "get_world_size", "get_rank"})
 FILE_LINES = 1_000_000  # the lines of the file number n of a program begin at n times this
 Loop = ast.For | ast.AsyncFor | ast.While
+TELLING = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.AugAssign, ast.Assign, ast.Import, ast.ImportFrom, ast.alias),
+    *(ast.For, ast.AsyncFor, ast.comprehension),
+)  # what says what names mean
 
 SCHEDULER_NAME = re.compile(r"sched|(^|_)lr(_|$)|warmup|lr_?policy|anneal", re.IGNORECASE)
 OPTIMIZER_NAME = re.compile(r"optim|(^|_)opts?(_|\d|$)|^sgd$|^adam", re.IGNORECASE)
@@ -29,6 +34,15 @@ ACCUMULATION_NAME = re.compile(
     r"|micro_per|virtual_batch|update_interval|update_every|step_every|iters_to_acc|(^|_)gas$|cumulative_iters|(^|_)acc_?steps?$",
     re.IGNORECASE,
 )
+IN_NAMES_OF_K = ("acc", "update_", "iter_size", "subdivision", "batch_", "micro", "virtual_batch", "step_every", "gas", "cumulative_iters")
+names_k = found_in(ACCUMULATION_NAME)
+
+
+def mentions_k(text: str) -> bool:
+    """Whether a name of K stands in a text, which may be long: plain words are found sooner than patterns."""
+    lowered = text.lower()
+    return any(word in lowered for word in IN_NAMES_OF_K) and ACCUMULATION_NAME.search(text) is not None
+
 
 CLASS_NAME = re.compile(r"[A-Z]\w*[a-z]")
 BACKWARD_NAMES = frozenset({"backward", "manual_backward", "backward_step"})
@@ -106,7 +120,7 @@ class Facts:
         self.places: dict[int, Place] = {}
         self.constants: dict[int, Any] = {}  # what the constants in place are to a rehearsal, by their nodes
         self.roles: dict[str, Role | None] = {}  # of objects, by the names that they go by
-        self._memo: dict[tuple[str, int], Any] = {}
+        self._memo: dict[tuple[Hashable, int], Any] = {}
         self._collect(tree)
 
     def learn_words(
@@ -118,7 +132,7 @@ class Facts:
         self.launch_words = launchers
         self.tracked = TRACKED | tracked
 
-    def once(self, question: str, node: ast.AST, answer: Callable[[ast.AST], T]) -> T:
+    def once(self, question: Hashable, node: ast.AST, answer: Callable[[ast.AST], T]) -> T:
         """Asks a question about a node at most once; many rehearsals of the same code ask the same."""
         key = (question, id(node))
         found: T = self._memo.get(key, UNASKED)
@@ -128,7 +142,7 @@ class Facts:
 
     def holds(self, node: ast.AST, *types: type[ast.AST]) -> bool:
         """Whether a node of one of these types stands inside."""
-        return self.once("/".join(each.__name__ for each in types), node, lambda one: any(isinstance(part, types) for part in walk(one)))
+        return self.once(types, node, lambda one: stands_in(one, types))
 
     def has_modulo(self, node: ast.AST) -> bool:
         return self.once(
@@ -144,7 +158,14 @@ class Facts:
         return self.once("generator", node, _yields)
 
     def _collect(self, tree: ast.Module) -> None:
-        for node in walk(tree):
+        self.identifiers.update(node.id for node in every(tree, ast.Name) if isinstance(node, ast.Name))
+        for node in every(tree, ast.Attribute):
+            if isinstance(node, ast.Attribute):
+                self.identifiers.add(node.attr)
+                name = terminal(node.value)
+                if name:
+                    self.usage[name].add(node.attr)
+        for node in every(tree, *TELLING):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self.functions[node.name].append(node)
             elif isinstance(node, ast.ClassDef):
@@ -155,13 +176,6 @@ class Facts:
                     if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
                         self.methods[member.name].append(member)
                         self.owner[member] = node
-            elif isinstance(node, ast.Attribute):
-                self.identifiers.add(node.attr)
-                name = terminal(node.value)
-                if name:
-                    self.usage[name].add(node.attr)
-            elif isinstance(node, ast.Name):
-                self.identifiers.add(node.id)
             elif isinstance(node, ast.AugAssign):
                 self.augmented.add(terminal(node.target))
             elif isinstance(node, ast.Assign):
@@ -195,7 +209,7 @@ class Facts:
             self.given[_file_of(target), name].append(value)
         if isinstance(target, ast.Attribute) and isinstance(value, ast.Call) and all(terminal(part) != name for part in walk(value)):
             self.made.add(name)
-        if any(isinstance(part, ast.BinOp) for part in walk(value)) and any(terminal(part) == name for part in walk(value)):
+        if stands_in(value, (ast.BinOp,)) and any(terminal(part) == name for part in walk(value)):
             self.augmented.add(name)
 
     @cached_property
@@ -294,7 +308,7 @@ class Facts:
     @cached_property
     def called(self) -> frozenset[str]:
         """The names of what is called, by their last parts."""
-        return frozenset(terminal(node.func) for node in walk(self.tree) if isinstance(node, ast.Call))
+        return frozenset(terminal(node.func) for node in every(self.tree, ast.Call) if isinstance(node, ast.Call))
 
     @cached_property
     def nested(self) -> frozenset[int]:
@@ -303,7 +317,7 @@ class Facts:
         for functions in self.functions.values():
             for function in functions:
                 if id(function) not in found:
-                    inner = (part for part in walk(function) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)))
+                    inner = every(function, ast.FunctionDef, ast.AsyncFunctionDef)
                     found.update(id(part) for part in inner if part is not function)
         return frozenset(found)
 
@@ -359,7 +373,7 @@ def names_loss(node: ast.AST) -> bool:
 
 
 def _yields(node: ast.AST) -> bool:
-    if not any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in walk(node)):
+    if not stands_in(node, (ast.Yield, ast.YieldFrom)):
         return False
     body = getattr(node, "body", None)
     pending: list[ast.AST] = list(body) if isinstance(body, list) else []

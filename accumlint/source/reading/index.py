@@ -28,7 +28,7 @@ from accumlint.source.reading.facts import (
     in_one_file,
     terminal,
 )
-from accumlint.source.reading.nodes import every, remember, stretch_of, walk
+from accumlint.source.reading.nodes import every, places_of, remember, stretch_of, walk
 from accumlint.source.reading.steppers import steppers
 from accumlint.trace import Kind
 
@@ -41,6 +41,7 @@ HOLDERS = (
     *(ast.Try, getattr(ast, "TryStar", ast.Try), ast.Match, ast.ExceptHandler, ast.match_case),
 )  # of blocks
 NO_KINDS: frozenset[Kind] = frozenset()
+MARKED = (ast.Call, ast.Attribute, ast.AugAssign)  # what may bring something about
 
 
 Mark = tuple[int, set[Kind], list[FunctionNode]]  # where a node stands among others, what it brings about itself, and what it calls
@@ -185,17 +186,17 @@ class Index(Facts):
         """What stands in a node; a remembered tree is gone through once, for a node and all that it stands in."""
         inside = stretch_of(node)
         if inside is None:
-            return self._marks_of(walk(node))
+            return self._marks_of(enumerate(walk(node)))
         nodes, first, last = inside
         known = self._marks.get(id(nodes))
         if known is None:
-            marks = list(self._marks_of(nodes))
+            marks = list(self._marks_of((at, nodes[at]) for at in places_of(nodes, 0, len(nodes), *MARKED)))
             known = self._marks[id(nodes)] = ([at for at, _, _ in marks], marks)
         places, marks = known
         return marks[bisect_left(places, first) : bisect_left(places, last)]
 
-    def _marks_of(self, nodes: Iterable[ast.AST]) -> Iterator[Mark]:
-        for at, part in enumerate(nodes):
+    def _marks_of(self, nodes: Iterable[tuple[int, ast.AST]]) -> Iterator[Mark]:
+        for at, part in nodes:
             if isinstance(part, ast.Call):
                 kinds, callees = self._call_kinds(part), self.callees(part)
                 if kinds or callees:
@@ -293,7 +294,7 @@ class Index(Facts):
             return known
         self._loops[id(node)] = False
         found = False
-        for part in walk(node):
+        for part in every(node, ast.For, ast.AsyncFor, ast.While, ast.Call):
             if isinstance(part, (ast.For, ast.AsyncFor, ast.While)):
                 found = Kind.BACKWARD in self.kinds(part) and not self.only_dispatches(part)
             elif isinstance(part, ast.Call) and terminal(part.func) in self.loop_words:
@@ -312,7 +313,7 @@ class Index(Facts):
     def _dispatches(self, loop: Loop) -> bool:
         if isinstance(loop, ast.While) or not isinstance(loop.target, ast.Name):
             return False
-        calls = [part for statement in loop.body for part in walk(statement) if isinstance(part, ast.Call)]
+        calls = [part for statement in loop.body for part in every(statement, ast.Call) if isinstance(part, ast.Call)]
         reaching = [
             call
             for call in calls
@@ -406,7 +407,7 @@ def _receiver(call: ast.Call) -> str:
 
 
 def _touches_grad(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in walk(node))
+    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in every(node, ast.Attribute))
 
 
 def _suffices(call: ast.Call, function: FunctionNode) -> bool:

@@ -21,10 +21,14 @@ DEEPEST_CHAIN = 8  # re-exports
 SMALL_FILE = 6_000  # bytes
 
 # What a file must mention to be followed into from afar, and from the file itself or one that trains.
-STRONG = re.compile(
-    rb"backward|zero_grad|no_sync|GradScaler|clip_grad|DistributedDataParallel|FullySharded|fully_shard|unscale_|loss_scaler|grad_sync|Accelerator\("
+STRONG = tuple(
+    b"""
+    backward zero_grad no_sync GradScaler clip_grad DistributedDataParallel FullySharded fully_shard unscale_ loss_scaler grad_sync
+    Accelerator(
+    """.split()
 )
-WEAK = re.compile(rb"loss|ignore_index|-100|accum|\.step\b|pad_sequence|DistributedSampler|yield|dataclass", re.IGNORECASE)
+WEAK = b"loss ignore_index -100 accum pad_sequence distributedsampler yield dataclass".split()  # whatever their case
+STEP = re.compile(rb"\.step\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,9 @@ def _level(path: str) -> int:
         data = contents(path, MOST_BYTES)
     except OSError:
         return 0
-    if STRONG.search(data):
+    if any(word in data for word in STRONG):
         return 2
-    return 1 if len(data) <= SMALL_FILE or WEAK.search(data) else 0
+    if len(data) <= SMALL_FILE:
+        return 1
+    lowered = data.lower()
+    return int(any(word in lowered for word in WEAK) or STEP.search(data) is not None)

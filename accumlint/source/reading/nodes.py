@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 _PLAIN_FIELDS = frozenset(
@@ -13,6 +14,7 @@ _PLAIN_FIELDS = frozenset(
     """.split()
 )
 _fields: dict[type[ast.AST], tuple[str, ...]] = {}
+FEW = 24  # nodes, that are sooner gone through than looked up
 
 
 def remember(tree: ast.Module) -> list[ast.AST]:
@@ -55,8 +57,8 @@ def inside_of(statement: ast.stmt) -> list[ast.AST]:
 
 def forget_inside(node: ast.AST) -> None:
     """A node is about to be changed."""
-    node.__dict__.pop("_inside", None)
-    node.__dict__.pop("_places", None)
+    for name in ("_inside", "_places"):
+        node.__dict__.pop(name, None)
 
 
 def stretch_of(node: ast.AST) -> tuple[list[ast.AST], int, int] | None:
@@ -80,20 +82,39 @@ def walk(node: ast.AST, skip: Callable[[ast.AST], bool] | None = None) -> Iterab
 
 
 def every(tree: ast.AST, *kinds: type[ast.AST]) -> list[ast.AST]:
-    """The nodes of some kinds in a tree, as a walk over it comes to them; a remembered tree is sorted by kind once."""
-    inside: tuple[list[ast.AST], int, int] | None = tree.__dict__.get("_inside")
-    if inside is None or inside[1] or len(inside[0]) != inside[2]:
+    """The nodes of some kinds in a tree, as a walk over it comes to them; of what was remembered they are looked up."""
+    inside = stretch_of(tree)
+    if inside is None or inside[2] - inside[1] < FEW:
         return [node for node in walk(tree) if node.__class__ in kinds]
-    places: dict[type[ast.AST], list[int]] | None = tree.__dict__.get("_places")
+    nodes, first, last = inside
+    return [nodes[at] for at in places_of(nodes, first, last, *kinds)]
+
+
+def stands_in(tree: ast.AST, kinds: Sequence[type[ast.AST]]) -> bool:
+    """Whether there is a node of some kinds in a tree."""
+    inside = stretch_of(tree)
+    if inside is None or inside[2] - inside[1] < FEW:
+        return any(node.__class__ in kinds for node in walk(tree))
+    return any(places_of(*inside, kind) for kind in kinds)
+
+
+def places_of(nodes: list[ast.AST], first: int, last: int, *kinds: type[ast.AST]) -> list[int]:
+    """Where the nodes of some kinds stand in a stretch of a remembered list, which is sorted by kind once."""
+    root = nodes[0].__dict__
+    places: dict[type[ast.AST], list[int]] | None = root.get("_places")
     if places is None:
-        places = defaultdict(list)
-        for at, node in enumerate(inside[0]):
+        places = root["_places"] = defaultdict(list)
+        for at, node in enumerate(nodes):
             places[node.__class__].append(at)
-        tree._places = places  # type: ignore[attr-defined]
-    found = [at for kind in kinds for at in places.get(kind, ())]
+    whole = first == 0 and last == len(nodes)
+    found: list[int] = []
+    for kind in kinds:
+        known = places.get(kind)
+        if known:
+            found += known if whole else known[bisect_left(known, first) : bisect_left(known, last)]
     if len(kinds) > 1:
         found.sort()
-    return [inside[0][at] for at in found]
+    return found
 
 
 def _walk(node: ast.AST, skip: Callable[[ast.AST], bool] | None) -> Iterator[ast.AST]:

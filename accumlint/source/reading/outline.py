@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 
 from accumlint.source.reading.facts import (
-    ACCUMULATION_NAME,
     BACKWARD_NAMES,
     CLIP_NAMES,
     FILE_LINES,
     LOSS_WORDS,
     TRACKED,
+    mentions_k,
+    names_k,
     names_loss,
     terminal,
 )
@@ -52,7 +53,7 @@ def _tells(word: str) -> bool:
 
 @cache
 def _tells_of_settings(word: str) -> bool:
-    return ACCUMULATION_NAME.search(word) is not None or EVIDENCE.search(word) is not None
+    return names_k(word) or EVIDENCE.search(word) is not None
 
 
 class Piece:
@@ -117,7 +118,7 @@ class Piece:
             self.matters = self.matters or bool(part.arg and _tells_of_settings(part.arg))
         elif isinstance(part, ast.Constant):
             if not self.matters and isinstance(part.value, str):
-                self.matters = ACCUMULATION_NAME.search(part.value) is not None
+                self.matters = mentions_k(part.value)
         elif isinstance(part, ast.UnaryOp) and isinstance(part.operand, ast.Constant) and part.operand.value == IGNORED:
             self.matters = True
 

@@ -40,15 +40,14 @@ def pairs_of_a_batch(index: Index) -> Iterator[ast.Call]:
 
 
 def _coupled(index: Index, scope: Sequence[ast.AST]) -> Iterator[ast.Call]:
-    parts = [part for each in scope for part in walk(each)]
-    calls = [part for part in parts if isinstance(part, ast.Call)]
-    positions = _positions(parts)
+    calls = [part for each in scope for part in every(each, ast.Call) if isinstance(part, ast.Call)]
+    positions = _positions(scope)
     for call in calls:
         name, target = terminal(call.func), _target(call)
         known = BY_NAME.match(name) and name not in index.classes and name not in index.functions
         if known or (target is not None and (_counts_up(target) or (isinstance(target, ast.Name) and target.id in positions))):
             yield call
-    if _multiplies(parts) and any(terminal(call.func) in NORMALISING for call in calls):
+    if _multiplies(scope, calls) and any(terminal(call.func) in NORMALISING for call in calls):
         yield from (call for call in calls if DIAGONAL.match(terminal(call.func)))
 
 
@@ -61,10 +60,10 @@ def _target(call: ast.Call) -> ast.expr | None:
     return named if named is not None else call.args[1] if len(call.args) >= 2 else None
 
 
-def _positions(parts: Sequence[ast.AST]) -> set[str]:
+def _positions(scope: Sequence[ast.AST]) -> set[str]:
     """The names that positions are given, also those of every n-th one: `target = arange(n)`, `target = target * group_size`."""
     found: set[str] = set()
-    assigned = [part for part in parts if isinstance(part, ast.Assign)]
+    assigned = [part for each in scope for part in every(each, ast.Assign) if isinstance(part, ast.Assign)]
     for node in sorted(assigned, key=lambda node: node.lineno):
         names = {terminal(target) for target in node.targets}
         kept = any(isinstance(part, ast.Name) and part.id in found for part in walk(node.value)) and names <= found
@@ -73,13 +72,10 @@ def _positions(parts: Sequence[ast.AST]) -> set[str]:
     return found
 
 
-def _multiplies(parts: Sequence[ast.AST]) -> bool:
+def _multiplies(scope: Sequence[ast.AST], calls: Sequence[ast.Call]) -> bool:
     """Whether similarities are computed: a product of matrices."""
-    return any(
-        (isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult))
-        or (isinstance(part, ast.Call) and terminal(part.func) in PRODUCTS)
-        for part in parts
-    )
+    products = (part for each in scope for part in every(each, ast.BinOp) if isinstance(part, ast.BinOp))
+    return any(terminal(call.func) in PRODUCTS for call in calls) or any(isinstance(one.op, ast.MatMult) for one in products)
 
 
 def _counts_up(node: ast.expr) -> bool:

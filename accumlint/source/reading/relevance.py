@@ -77,7 +77,7 @@ class Relevance:
 
     def _calls_matter(self, node: ast.stmt) -> bool:
         """Whether a call in the statement may change something that matters: what it is given or called on."""
-        for part in walk(node):
+        for part in every(node, ast.Call):
             if not isinstance(part, ast.Call):
                 continue
             name = terminal(part.func)
@@ -181,7 +181,7 @@ def _names(node: ast.AST) -> set[str]:
 def _assigned(branch: ast.stmt) -> set[str]:
     """What statements of a branch set."""
     found: set[str] = set()
-    for part in walk(branch):
+    for part in every(branch, ast.Assign, ast.AugAssign, ast.AnnAssign):
         if isinstance(part, ast.Assign):
             found.update(*map(_names, part.targets))
         elif isinstance(part, (ast.AugAssign, ast.AnnAssign)):

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from accumlint.source.reading.facts import ACCUMULATION_NAME, FILE_LINES, LOSS_WORDS, terminal
+from accumlint.source.reading.facts import FILE_LINES, LOSS_WORDS, names_k, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.pairs import pairs_of_a_batch
@@ -66,7 +66,8 @@ def _places_gradient(node: ast.Assign) -> bool:
 
 
 def _reads_gradient(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Attribute) and part.attr == "grad" and terminal(part.value) != "autograd" for part in walk(node))
+    gradients = (part for part in every(node, ast.Attribute) if isinstance(part, ast.Attribute) and part.attr == "grad")
+    return any(terminal(part.value) != "autograd" for part in gradients)
 
 
 def _gathers(node: ast.AST) -> bool:
@@ -105,7 +106,7 @@ def _half_models(index: Index) -> Iterator[tuple[ast.AST, str]]:
         if isinstance(node, ast.Call) and _casts(node) and isinstance(node.func, ast.Attribute):
             yield node, terminal(node.func.value)
         elif isinstance(node, ast.Assign):
-            for call in walk(node.value):
+            for call in every(node.value, ast.Call):
                 if isinstance(call, ast.Call) and (_casts(call) or _loads(call)):
                     yield from ((call, terminal(target)) for target in node.targets)
 
@@ -132,13 +133,13 @@ def _logged_fractions(index: Index) -> Iterator[tuple[ast.Call, str]]:
     for functions in index.functions.values():
         for function in functions:
             for line, name in _divided(units, function):
-                calls = (part for part in walk(function) if isinstance(part, ast.Call) and part.lineno > line)
+                calls = (part for part in every(function, ast.Call) if isinstance(part, ast.Call) and part.lineno > line)
                 yield from ((call, name) for call in calls if _logs(units, call, name))
 
 
 def _divided(units: Units, scope: ast.AST) -> Iterator[tuple[int, str]]:
     """The lines in which a loss is divided by K and keeps its name."""
-    for node in walk(scope):
+    for node in every(scope, ast.AugAssign, ast.Assign):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
             name, divisor = terminal(node.target), node.value
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Div):
@@ -165,7 +166,7 @@ def _whole_windows(index: Index) -> Iterator[ast.AST]:
             continue
         for node in walk(owner):
             divisor = _rounded_to(node)
-            if divisor is not None and any(ACCUMULATION_NAME.search(name) for name in _names_behind(divisor, owner)):
+            if divisor is not None and any(map(names_k, _names_behind(divisor, owner))):
                 yield node
     tests = [node.test for node in every(index.tree, ast.If) if isinstance(node, ast.If) and index.has_modulo(node.test)]
     moduli = {terminal(part.right) for test in tests for part in walk(test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)}

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from copy import copy
 
-from accumlint.source.reading.facts import ACCUMULATION_NAME, terminal
+from accumlint.source.reading.facts import names_k, terminal
 from accumlint.source.reading.nodes import every, walk
 
 DEEPEST = 8
@@ -18,7 +18,7 @@ Test = Callable[[ast.expr], bool]
 class Units:
     """The degree of K in the numbers of one module: 0 for `len(loader)`, -1 for `len(loader) // K`."""
 
-    def __init__(self, tree: ast.AST, is_k: Callable[[str], bool] = lambda name: bool(ACCUMULATION_NAME.search(name))) -> None:
+    def __init__(self, tree: ast.AST, is_k: Callable[[str], bool] = names_k) -> None:
         self.is_k = is_k
         self.definitions: dict[str, list[ast.expr]] = defaultdict(list)
         self.returned: dict[str, list[ast.expr]] = defaultdict(list)  # what functions give, by their names

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from accumlint.source.reading.facts import BACKWARD_NAMES, FILE_LINES, FunctionNode, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.lineage import completed, lineage
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.sieve import TEST_CLASS, TEST_NAME
 from accumlint.trace import Kind
 
@@ -54,15 +54,10 @@ def outermost(index: Index) -> list[Entry]:
     Those of the file itself, and those that its classes inherit from other files.
     """
     tests = set(_inside_tests(index.tree))
-    every = [function for functions in index.functions.values() for function in functions if id(function) not in tests]
-    reaching = [function for function in every if Kind.BACKWARD in index.kinds(function) and index.kinds(function) & JUDGED]
+    candidates = [function for functions in index.functions.values() for function in functions if id(function) not in tests]
+    reaching = [function for function in candidates if Kind.BACKWARD in index.kinds(function) and index.kinds(function) & JUDGED]
     called = {id(callee) for function in reaching for callee in index.calls_of(function) if callee is not function}
-    nested = {
-        id(part)
-        for function in reaching
-        for part in walk(function)
-        if part is not function and isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
+    nested = {id(part) for function in reaching for part in every(function, ast.FunctionDef, ast.AsyncFunctionDef) if part is not function}
     handed = {name for function in reaching for name in _handed(function)}
     found: list[Entry] = [
         (function, owner if (owner := index.owner.get(function)) is None else completed(index, owner))
@@ -88,7 +83,7 @@ def inherited(index: Index, reaching: set[int], tests: set[int]) -> Iterator[Ent
 
 def _handed(function: ast.AST) -> Iterator[str]:
     """The names that a function gives to what it calls: functions among them may be called back."""
-    for part in walk(function):
+    for part in every(function, ast.Call):
         if isinstance(part, ast.Call):
             yield from (given.id for given in part.args if isinstance(given, ast.Name))
 
@@ -97,10 +92,12 @@ def reached(index: Index, entry: FunctionNode) -> set[int]:
     """The ids of the backward calls that running a function can come to."""
     found: set[int] = set()
     for function in running(index, entry):
-        found |= index.once(
-            "backwards", function, lambda node: {id(part) for part in walk(node) if isinstance(part, ast.Call) and index.is_backward(part)}
-        )
+        found |= index.once("backwards", function, lambda node: set(map(id, filter(index.is_backward, _calls(node)))))
     return found
+
+
+def _calls(node: ast.AST) -> Iterator[ast.Call]:
+    yield from (part for part in every(node, ast.Call) if isinstance(part, ast.Call))
 
 
 def mentioned(index: Index, entry: FunctionNode) -> frozenset[str]:

@@ -58,7 +58,7 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
     by_hand = sorted(index.identifiers & BY_HAND)
     if by_hand:  # whether or not this world comes to it
         note("reduces-by-hand", index.tree, by_hand[0])
-    made = next((node for node in walk(index.tree) if isinstance(node, ast.Call) and terminal(node.func) in WRAPPERS), None)
+    made = next((node for node in every(index.tree, ast.Call) if isinstance(node, ast.Call) and terminal(node.func) in WRAPPERS), None)
     if made is not None:
         note("makes-wrapper", made, terminal(made.func))
     if index.is_distributed:

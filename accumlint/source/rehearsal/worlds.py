@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from accumlint.source.reading.facts import ACCUMULATION_NAME
+from accumlint.source.reading.facts import names_k
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.values import Key, Root
 
@@ -128,7 +128,7 @@ class Knowledge:
         last = text.rstrip("()]'\"").rsplit(".", 1)[-1].rsplit("[", 1)[-1].strip("'\"")
         if last.isdigit() and "[" in text:
             return self.is_accumulation_name(text.rsplit("[", 1)[0])  # one K of a list of them
-        return bool(ACCUMULATION_NAME.search(last)) or last in self.named
+        return names_k(last) or last in self.named
 
 
 def _siblings(one: Root, other: Root) -> bool:

@@ -80,7 +80,7 @@ def _has_own_loop(index: Index) -> bool:
         for name, functions in (*index.functions.items(), *index.methods.items())
         if name != "training_step"
         for function in functions
-        for call in walk(function)
+        for call in every(function, ast.Call)
     )
 
 
@@ -410,8 +410,9 @@ def _gives_k(tree: ast.AST) -> bool:
 def averages_tokens(tree: ast.AST) -> bool | None:
     """What the source sets `average_tokens_across_devices` to, or None."""
     name = "average_tokens_across_devices"
-    given = [part.value for part in walk(tree) if isinstance(part, ast.keyword) and part.arg == name]
-    given += [part.value for part in walk(tree) if isinstance(part, ast.Assign) and any(terminal(each) == name for each in part.targets)]
+    given = [part.value for part in every(tree, ast.keyword) if isinstance(part, ast.keyword) and part.arg == name]
+    assigned = (part for part in every(tree, ast.Assign) if isinstance(part, ast.Assign))
+    given += [part.value for part in assigned if any(terminal(each) == name for each in part.targets)]
     values = {each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, bool)}
     return values.pop() if len(values) == 1 else None
 
@@ -419,7 +420,7 @@ def averages_tokens(tree: ast.AST) -> bool | None:
 def loss_functions(index: Index) -> Iterator[FunctionNode]:
     """The functions that are given to a Trainer as its loss: `Trainer(…, compute_loss_func=f)`, and what its newer releases can call."""
     seen: set[int] = set()
-    for call in walk(index.tree):
+    for call in every(index.tree, ast.Call):
         if not (isinstance(call, ast.Call) and terminal(call.func).endswith("Trainer")):
             continue
         for word in call.keywords:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.facts import ACCUMULATION_NAME, LOSS_WORDS
+from accumlint.source.reading.facts import LOSS_WORDS, names_k
 from accumlint.source.rehearsal.state import Call
 from accumlint.source.rehearsal.values import NONE, Context, Instance, Items, Known, Mapping, Opaque, Thing, Value, make_actor
 from accumlint.source.vocabulary.base import as_actor, role_of
@@ -144,12 +144,12 @@ class _Doing:
     def k(self) -> Known:
         """K as the call, or the making of the wrapper, names it; else the number of this world."""
         for call in self._calls():
-            name = next((each for each in call.keywords if ACCUMULATION_NAME.search(each)), "")
+            name = next((each for each in call.keywords if names_k(each)), "")
             if name:
                 return accumulation(self.state, call.keywords[name], literal_of(call, name), name)
         if isinstance(self.owner, Instance):
             for name, value in self.owner.attributes.items():
-                if ACCUMULATION_NAME.search(name):
+                if names_k(name):
                     return accumulation(self.state, value, None, name)
         roots = list(self.state.world.knowledge.accumulations.values())
         return Known(self.state.world.k, frozenset(roots), roots[0] if len(roots) == 1 else None)
