@@ -7,12 +7,13 @@ rules of the window ask only about the backwards whose gradients this step uses.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, TypeVar
 
 from accumlint.findings import Confidence
 from accumlint.trace import Actor, Event, Guard, Kind, Place, Role, Trace, Window, Wrapper
 
+T = TypeVar("T")
 GATED = "gated"  # the framework itself ignores the call off the boundary
 
 
@@ -21,6 +22,7 @@ class Boundaries:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self._kept: dict[Callable[[Boundaries], Any], Any] = {}
         self._own: dict[int, tuple[Window, tuple[Event, ...]]] = {}
         self._groups = _step_groups(trace.events)
         self._group_starts = [steps[0].index for steps in self._groups]
@@ -38,6 +40,13 @@ class Boundaries:
         if cls._last is None or cls._last.trace is not trace:
             cls._last = cls(trace)
         return cls._last
+
+    def once(self, ask: Callable[[Boundaries], T]) -> T:
+        """What else is worked out of the trace, and kept as long as its boundaries are."""
+        if ask not in self._kept:
+            self._kept[ask] = ask(self)
+        kept: T = self._kept[ask]
+        return kept
 
     def own(self, window: Window) -> tuple[Event, ...]:
         """The backwards whose gradients the window's step is meant to use, in order."""

@@ -91,22 +91,18 @@ def accumulating(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...
 
 def stepping(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...]]]:
     """The complete windows whose step uses some backward, with what they contribute; not those zeroed in between."""
-    if not _asked or _asked[0][0] is not trace:  # the rules ask for those of the same trace one after the other
-        _asked[:] = [(trace, tuple(_stepping(trace)))]
-    return iter(_asked[0][1])
+    return iter(Boundaries.of(trace).once(_stepping))
 
 
-_asked: list[tuple[Trace, tuple[tuple[Window, tuple[Contribution, ...]], ...]]] = []
-
-
-def _stepping(trace: Trace) -> Iterator[tuple[Window, tuple[Contribution, ...]]]:
-    boundaries = Boundaries.of(trace)
-    for window in trace.all_windows():
+def _stepping(boundaries: Boundaries) -> tuple[tuple[Window, tuple[Contribution, ...]], ...]:
+    found: list[tuple[Window, tuple[Contribution, ...]]] = []
+    for window in boundaries.trace.all_windows():
         backwards = boundaries.own(window)
         if not backwards or _zeroed_inside(window, backwards[0]):
             continue
         later = [event for event in _scalings(window) if _before_step(event, window) and boundaries.may_act_on(event, window.optimizer)]
-        yield window, tuple(_contribution(event, window, later) for event in backwards)
+        found.append((window, tuple(_contribution(event, window, later) for event in backwards)))
+    return tuple(found)
 
 
 def _scalings(window: Window) -> Iterator[Event]:
