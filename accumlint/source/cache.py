@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -195,25 +195,21 @@ class Cache:
 def _standing(path: str) -> str:
     """What a file holds, or which modules a folder has (`folder/`) and of which sizes (`folder/*`)."""
     if path.endswith(os.sep):
-        return _listing(path)
+        return _listing(path, lambda entry: entry.name if entry.name.endswith(".py") or _may_be_package(entry) else "")
     if path.endswith(SIZES):
-        return _sizes(path.removesuffix(SIZES))
+        return _listing(path.removesuffix(SIZES), lambda entry: f"{entry.name} {_size(entry)}" if entry.name.endswith(".py") else "")
     with open(path, "rb") as file:
         return digest(file.read())
 
 
-def _listing(folder: str) -> str:
-    with os.scandir(folder) as listing:
-        return digest(*sorted(os.fsencode(entry.name) for entry in listing if entry.name.endswith(".py") or _may_be_package(entry)))
+def _listing(folder: str, told: Callable[[os.DirEntry[str]], str]) -> str:
+    """What is told of each entry of a folder that counts; "" for one that does not."""
+    with os.scandir(folder) as entries:
+        return digest(*sorted(os.fsencode(text) for text in map(told, entries) if text))
 
 
-def _sizes(folder: str) -> str:
-    with os.scandir(folder) as listing:
-        return digest(
-            *sorted(
-                os.fsencode(f"{entry.name} {entry.stat(follow_symlinks=False).st_size}") for entry in listing if entry.name.endswith(".py")
-            )
-        )
+def _size(entry: os.DirEntry[str]) -> int:
+    return entry.stat(follow_symlinks=False).st_size
 
 
 def _may_be_package(entry: os.DirEntry[str]) -> bool:

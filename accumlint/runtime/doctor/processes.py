@@ -110,20 +110,19 @@ def ended(processes: Sequence[Process]) -> Iterator[None]:
 
 
 def finish(processes: Sequence[Process], timeout: float) -> None:
-    """Waits for all of them. Raises NotRunError when one fails or `timeout` seconds pass; none runs afterwards."""
+    """Waits for all of them. Raises NotRunError when one fails or `timeout` seconds pass; whoever started them ends them (`ended`)."""
     deadline = time.monotonic() + timeout
-    with ended(processes):
-        while any(process.status is None for process in processes):
-            failed = next((process for process in processes if process.status not in {None, 0}), None)
-            if failed is not None:
-                break
-            if time.monotonic() > deadline:
-                waiting = ", ".join(process.name for process in processes if process.status is None)
-                raise NotRunError(f"No end after {timeout:g} s: {waiting} still ran (`--timeout` gives more).")
-            time.sleep(POLL)
-        failed = next((process for process in processes if process.status not in {None, 0}), None)
-        if failed is not None:
-            raise NotRunError(f"{failed.name} ended with {status_text(failed.status)}: {last_words(failed.output)}")
+    while True:
+        now = [(process, process.status) for process in processes]
+        for process, status in now:
+            if status not in {None, 0}:
+                raise NotRunError(f"{process.name} ended with {status_text(status)}: {last_words(process.output)}")
+        running = [process.name for process, status in now if status is None]
+        if not running:
+            return
+        if time.monotonic() > deadline:
+            raise NotRunError(f"No end after {timeout:g} s: {', '.join(running)} still ran (`--timeout` gives more).")
+        time.sleep(POLL)
 
 
 def environment(given: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -160,14 +160,17 @@ def test_a_rank_that_fails_ends_the_other(tmp_path: Path) -> None:
         processes.Process(tmp_path, "rank 0", ["-c", "import time; time.sleep(60)"]),
         processes.Process(tmp_path, "rank 1", ["-c", "raise ValueError('no such interface')"]),
     ]
-    with pytest.raises(processes.NotRunError, match="rank 1 ended with exit status 1: ValueError: no such interface"):
+    with (
+        pytest.raises(processes.NotRunError, match="rank 1 ended with exit status 1: ValueError: no such interface"),
+        processes.ended(ranks),
+    ):
         processes.finish(ranks, 30)
     assert ranks[0].status == -signal.SIGKILL
 
 
 def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     ranks = [processes.Process(tmp_path, "rank 0", ["-c", "import time; time.sleep(60)"])]
-    with pytest.raises(processes.NotRunError, match=r"No end after 0\.2 s: rank 0 still ran"):
+    with pytest.raises(processes.NotRunError, match=r"No end after 0\.2 s: rank 0 still ran"), processes.ended(ranks):
         processes.finish(ranks, 0.2)
     assert ranks[0].status is not None
 
