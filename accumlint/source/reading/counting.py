@@ -14,6 +14,9 @@ from accumlint.trace import Kind
 
 LOADER = re.compile(r"loader|(^|_)(batches|dl)$", re.IGNORECASE)
 TOTALS = ("num_training_steps", "total_steps", "T_max", "total_iters", "t_total", "max_iters", "steps_per_epoch", "first_cycle_steps")
+TOTAL_NAME = re.compile(
+    r"^(t_total|T_max|total|horizon)$|(^|_)(total|max|train|training)_(train_|training_)?(steps|iters|iterations|updates)$"
+)
 POSITIONS = {
     "CosineAnnealingLR": 1,
     "PolynomialLR": 2,
@@ -32,6 +35,10 @@ UPDATES = re.compile(
     r"(^|_)(num_?|n_?)?(updates|optim(izer)?_?steps?|opt_?steps?|update_steps?)(_?(done|count|taken|num))?$", re.IGNORECASE
 )
 GLOBAL_BATCH = re.compile(r"(global|total|effective|target|overall|desired)_?(train_?)?(mini_?)?(batch|bs)", re.IGNORECASE)
+GLOBAL_HELP = re.compile(
+    r"\b(global|overall)\b[\w\s-]*\bbatch|batch[\w\s-]*\b(over|across|of|on) all (the )?(ranks|gpus|devices|processes|workers)",
+    re.IGNORECASE,
+)
 SIZE = re.compile(r"batch|(^|_)bs(_|$)|per_(device|gpu)|micro", re.IGNORECASE)
 WORLD = re.compile(
     r"world|num_processes|n?_?gpus?(_|$)|n_?gpus?$|dp_size|replicas|nprocs|ranks?$|num_devices|device_count|data_parallel|(^|_)dp(_|$)|nnodes",
@@ -48,6 +55,27 @@ def total_of(call: ast.Call) -> ast.expr | None:
     return call.args[at] if at is not None and at < len(call.args) else None
 
 
+def totals_in(index: Index, call: ast.Call) -> Iterator[ast.expr]:
+    """The totals that the function behind a `LambdaLR` divides by, told by their names."""
+    if terminal(call.func) not in {"LambdaLR", "MultiplicativeLR"}:
+        return
+    given = call.args[1] if len(call.args) > 1 else next((one.value for one in call.keywords if one.arg == "lr_lambda"), None)
+    named = next((part.func for part in walk(given) if isinstance(part, ast.Call)), given) if given is not None else None
+    if isinstance(named, ast.Lambda):
+        bodies: list[ast.AST] = [named]
+    else:
+        bodies = [
+            node
+            for node in every(index.tree, ast.FunctionDef)
+            if isinstance(node, ast.FunctionDef) and named is not None and node.name == terminal(named)
+        ]
+    read = [
+        part for body in bodies for part in walk(body) if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load)
+    ]
+    if not any(ACCUMULATION_NAME.search(terminal(part)) for part in read):
+        yield from (part for part in read if TOTAL_NAME.search(terminal(part)))
+
+
 def counts_batches(node: ast.expr) -> bool:
     """`len(loader)`, or samples over the size of a micro-batch."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
@@ -60,7 +88,8 @@ def skips_in_updates(index: Index) -> Iterator[tuple[ast.expr, int]]:
     counters = _update_counters(index)
     if not counters:
         return
-    units = index.once("units", index.tree, Units)
+    periods = _periods(index)
+    units = index.once("units", index.tree, Units).asking(lambda name: name in periods or bool(ACCUMULATION_NAME.search(name)))
     for bound in _skips(index):
         degree = units.degree(bound, lambda node: terminal(node) in counters and not isinstance(node, ast.Call))
         if degree is not None and degree != 1:
@@ -142,6 +171,13 @@ def _update_counters(index: Index) -> frozenset[str]:
     }
 
 
+def _periods(index: Index) -> frozenset[str]:
+    """The names of what a boundary's test takes the remainder by."""
+    tests = (node.test for node in every(index.tree, ast.If) if isinstance(node, ast.If) and _is_boundary(index, node))
+    moduli = (part.right for test in tests for part in walk(test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod))
+    return frozenset(terminal(modulus) for modulus in moduli if isinstance(modulus, (ast.Name, ast.Attribute, ast.Subscript)))
+
+
 def _is_boundary(index: Index, node: ast.If) -> bool:
     kinds = index.kinds(node.body)
     if any(isinstance(part, ast.Attribute) and part.attr == "sync_gradients" for part in walk(node.test)):
@@ -171,6 +207,7 @@ def _bounds(loop: ast.For | ast.AsyncFor, counter: str) -> Iterator[ast.expr]:
         for branch in walk(statement):
             if not isinstance(branch, ast.If) or not any(isinstance(part, ast.Continue) for part in branch.body):
                 continue
+            yield from _counted_down(branch)
             for test in walk(branch.test):
                 if isinstance(test, ast.Compare) and len(test.ops) == 1:
                     left, right = test.left, test.comparators[0]
@@ -180,25 +217,46 @@ def _bounds(loop: ast.For | ast.AsyncFor, counter: str) -> Iterator[ast.expr]:
                         yield left
 
 
+def _counted_down(branch: ast.If) -> Iterator[ast.expr]:
+    """What is counted down to zero before each `continue`: `if to_skip > 0: to_skip -= 1; continue`."""
+    down = {terminal(part.target) for part in branch.body if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Sub)}
+    test = branch.test.left if isinstance(branch.test, ast.Compare) and isinstance(branch.test.ops[0], ast.Gt) else branch.test
+    if terminal(test) in down:
+        yield test
+
+
 def k_without_ranks(index: Index) -> Iterator[tuple[ast.expr, str]]:
     """Where K is a global batch size over that of one rank, though there are several ranks: the expression, and the name of K."""
     if not index.is_distributed:
         return
     units = index.once("units", index.tree, Units)
+    told = _told_to_be_global(index)
     for node in every(index.tree, ast.Assign):
         if not isinstance(node, ast.Assign) or not names_k(terminal(node.targets[0])):
             continue
         name = terminal(node.targets[0])
-        quotient = next((part for part in walk(node.value) if _is_quotient(part)), None)
+        quotient = next((part for part in walk(node.value) if _is_quotient(part, told)), None)
         made = units.definitions[name]
         if isinstance(quotient, ast.BinOp) and not any(units.mentions(each, WORLD.search) for each in made):
             yield quotient, name
 
 
-def _is_quotient(node: ast.AST) -> bool:
+def _told_to_be_global(index: Index) -> frozenset[str]:
+    """The options whose help says that they are the batch of all ranks."""
+    found: set[str] = set()
+    for call in every(index.tree, ast.Call):
+        if isinstance(call, ast.Call) and terminal(call.func) == "add_argument":
+            helps = (one.value for one in call.keywords if one.arg == "help")
+            flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            if any(isinstance(one, ast.Constant) and GLOBAL_HELP.search(str(one.value)) for one in helps):
+                found |= {flag.lstrip("-").replace("-", "_") for flag in flags}
+    return frozenset(found)
+
+
+def _is_quotient(node: ast.AST, told: frozenset[str]) -> bool:
     return (
         isinstance(node, ast.BinOp)
         and isinstance(node.op, (ast.Div, ast.FloorDiv))
-        and bool(GLOBAL_BATCH.search(terminal(node.left)))
+        and (bool(GLOBAL_BATCH.search(terminal(node.left))) or terminal(node.left) in told)
         and any(SIZE.search(terminal(part)) for part in walk(node.right) if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)))
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from copy import copy
 
@@ -22,9 +22,11 @@ class Units:
         self.is_k = is_k
         self.definitions: dict[str, list[ast.expr]] = defaultdict(list)
         self.returned: dict[str, list[ast.expr]] = defaultdict(list)  # what functions give, by their names
+        functions: dict[str, list[ast.FunctionDef]] = defaultdict(list)
         for node in every(tree, ast.FunctionDef, ast.Assign, ast.AnnAssign, ast.AugAssign):
             if isinstance(node, ast.FunctionDef):
                 self.returned[node.name] += _returns(node)
+                functions[node.name].append(node)
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     self._define(target, node.value)
@@ -32,6 +34,13 @@ class Units:
                 self._define(node.target, node.value)
             elif isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv)):
                 self._define(node.target, ast.copy_location(ast.BinOp(_read(node.target), node.op, node.value), node))
+
+        calls = [node for node in every(tree, ast.Call) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        called = Counter(terminal(node.func) for node in calls)
+        for node in calls:
+            name = terminal(node.func)
+            if called[name] == len(functions[name]) == 1:
+                self._define_parameters(functions[name][0], node)
 
     def asking(self, is_k: Callable[[str], bool]) -> Units:
         """The same numbers, with other names of K."""
@@ -46,6 +55,14 @@ class Units:
                     self._define(one, its)
             return
         self.definitions[terminal(target)].append(value)
+
+    def _define_parameters(self, function: ast.FunctionDef, call: ast.Call) -> None:
+        """The parameters of a function that is called in one place are what they are given there."""
+        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+        given = [*zip(names, call.args, strict=False), *((keyword.arg, keyword.value) for keyword in call.keywords)]
+        for name, value in given:
+            if name is not None and not isinstance(value, (ast.Starred, ast.Constant)) and terminal(value) != name:
+                self.definitions[name].append(value)
 
     def degree(self, node: ast.expr, base: Test, seen: frozenset[str] = frozenset()) -> int | None:
         """The degree of K in the term that a base is in; None where there is no base, or nobody can tell."""
@@ -76,13 +93,15 @@ class Units:
         return None
 
     def origin(self, node: ast.expr) -> ast.expr:
-        """Where a number is made: in the function that is called for it, else where it stands."""
+        """Where a number is made: in the function that is called for it, where its name is set, else where it stands."""
         called = node
-        if isinstance(node, ast.Name) and len(self.definitions.get(node.id, ())) == 1:
-            called = self.definitions[node.id][0]
+        seen: set[str] = set()
+        while isinstance(called, ast.Name) and called.id not in seen and len(self.definitions.get(called.id, ())) == 1:
+            seen.add(called.id)
+            called = self.definitions[called.id][0]
         if isinstance(called, ast.Call) and isinstance(called.func, ast.Name) and len(self.returned.get(called.func.id, ())) == 1:
             return self.returned[called.func.id][0]
-        return node
+        return called if isinstance(called, (ast.BinOp, ast.Call)) else node
 
     def _rescales(self, name: str, value: ast.expr) -> bool:
         """Whether a number is made of itself and K: `total = total // K`, before which it is another one."""

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.counting import counts_batches, total_of
+from accumlint.source.reading.counting import counts_batches, total_of, totals_in
 from accumlint.source.reading.facts import LOSS_WORDS
 from accumlint.source.reading.units import Units
 from accumlint.source.reading.words import found_in
@@ -130,13 +130,15 @@ def _is_product_with_k(value: Value) -> bool:
 def _in_more_than_updates(state: Machine, call: Call) -> ast.expr | None:
     """Where the total of a schedule is seen to be counted in other units than updates: what it is made of."""
     total = total_of(call.node)
-    if total is None:
+    totals = [total] if total is not None else state.index.once("totals", call.node, lambda _: [*totals_in(state.index, call.node)])
+    if not totals:
         return None
     names = {root.text.rsplit(".", 1)[-1] for root in state.world.knowledge.accumulations.values()}
     known = state.index.once("units", state.index.tree, Units)
     units = known.asking(lambda name: name in names or state.world.knowledge.is_accumulation_name(name))
-    degree = units.degree(total, counts_batches)
-    return units.origin(total) if degree is not None and degree >= 0 else None
+    degrees = {units.degree(each, counts_batches) for each in totals} - {None}
+    degree = degrees.pop() if len(degrees) == 1 else None
+    return units.origin(totals[0]) if degree is not None and degree >= 0 else None
 
 
 def _roots_in(state: Machine, value: Value, depth: int = 0) -> set[Root]:
