@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
+from accumlint.source.reading.kept_targets import leaves_some
 from accumlint.source.reading.nodes import every, stands_in, walk
 from accumlint.source.reading.targets import find_ignored_targets
 from accumlint.source.reading.words import found_in
@@ -223,8 +224,8 @@ class Facts:
 
     @cached_property
     def only_pads(self) -> bool:
-        """Whether the index that the loss ignores is only ever filled in behind the targets of a sample, which has some of its own."""
-        return bool(self.ignored_targets) and all(terminal(node) == "pad_sequence" for node in self.ignored_targets)
+        """Whether the index that the loss ignores is only ever filled in beside the targets of a sample, which has some of its own."""
+        return bool(self.ignored_targets) and leaves_some(self.tree, self.ignored_targets)
 
     @cached_property
     def keeps_a_target(self) -> bool:
