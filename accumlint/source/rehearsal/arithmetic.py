@@ -20,6 +20,7 @@ from accumlint.source.rehearsal.counts import (
     is_epsilon,
     last_part,
     span_of,
+    note_growth,
     spanned,
     sum_of_counts,
 )
@@ -453,6 +454,7 @@ def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: 
         if len({counted(count) for count in counts}) == 1:
             made.attributes[COUNTED] = Known(counted(counts[0]))
         made.attributes[SINCE] = Known(span_of(counts))
+        note_growth(op, left, right, made)
         made.guarded = op is ast.Add and (is_epsilon(left) or is_epsilon(right))
         if made.guarded:
             made.weight = guarded_weight(made.weight)

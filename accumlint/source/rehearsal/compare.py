@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from accumlint.source.reading.facts import terminal
-from accumlint.source.rehearsal.counts import selects
+from accumlint.source.reading.nodes import every, walk
+from accumlint.source.rehearsal.counts import GROWN, selects
 from accumlint.source.rehearsal.names import RANK_NAME
 from accumlint.source.rehearsal.state import State
 from accumlint.source.rehearsal.values import (
@@ -172,6 +173,10 @@ class Comparisons(State):
         return Known(answer, left.roots | right.roots, None, gates, node)
 
     def _compare_unknown(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
+        grown = left.attributes.get(GROWN) if isinstance(left, Opaque) and isinstance(op, (ast.Gt, ast.GtE)) else None
+        if isinstance(grown, Known) and self.index.once("fills up", node, self._fills_up):
+            size = Root(key_of(right), self.recorder.text(node.comparators[0]), "length")
+            return Known(grown.value >= self.world.k, gates=frozenset({size}))
         flipped = {
             ast.NotEq: ("==", True),
             ast.Eq: ("==", False),
@@ -206,6 +211,17 @@ class Comparisons(State):
         if not negative:
             return base
         return self.opaque(("not", key), text, base, negated=base, gates=base.gates)
+
+    def _fills_up(self, node: ast.AST) -> bool:
+        """Whether an update is made, and the number set back to zero, where it has reached some size."""
+        branches = (
+            one for one in every(self.index.tree, ast.If) if isinstance(one, ast.If) and any(part is node for part in walk(one.test))
+        )
+        for branch in branches:
+            back = {terminal(one.targets[0]) for one in branch.body if isinstance(one, ast.Assign) and _is_zero(one.value)}
+            if isinstance(node, ast.Compare) and terminal(node.left) in back and self.gates_update(branch.body):
+                return True
+        return False
 
     def _identity(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
         positive = isinstance(op, (ast.Is, ast.Eq))
@@ -246,6 +262,10 @@ class Comparisons(State):
             return self.boolean((known in wanted[1:]) is positive)
         base = self.opaque(("in", *self.key(left, right)), self.recorder.text(node), left, right)
         return base if positive else self.opaque(("not", base.key), base.text, base, negated=base)
+
+
+def _is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 0
 
 
 def _in_pairs(node: ast.Compare) -> ast.BoolOp:

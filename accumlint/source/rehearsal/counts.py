@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 COUNTED = "counted"  # where a count was taken
 SINCE = "since"  # after how many updates a count was begun, and after how many it was last added to
+GROWN = "grown"  # how many batches have added their size to a number since it was zero
 BY_INDEX = "by-index"  # cause of a comparison with the index that losses ignore
 WHOLE = "whole"  # cause of a comparison that selects everything, for all that is seen
 IGNORE_NAME = re.compile(r"ignored?_?(index|id|label|token)", re.IGNORECASE)  # what a loss is told to ignore, if there is any of it
@@ -120,6 +121,15 @@ def root_of(*counts: Value) -> str:
     return ""
 
 
+def note_growth(op: type[ast.operator], left: Value, right: Value, made: Opaque) -> None:
+    """`pending += len(batch)`: notes how many batches a window holds that ends at so many samples."""
+    if op is not ast.Add or not isinstance(right, Opaque) or right.quantity not in {Quantity.INPUTS, Quantity.UNITS}:
+        return
+    before = left.attributes.get(GROWN) if isinstance(left, Opaque) else left
+    if isinstance(before, Known) and isinstance(before.value, int):
+        made.attributes[GROWN] = Known(before.value + 1)
+
+
 def guard(state: State, value: Opaque, node: ast.AST) -> Opaque:
     """The same count, which can no longer be zero."""
     made = state.opaque(("guarded", value.key), state.recorder.text(node), value, quantity=value.quantity, guarded=True, reduced=True)
@@ -184,3 +194,13 @@ def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Val
     made.attributes[COUNTED] = Known(tuple((turn.line, turn.index, turn.entry) for turn in state.recorder.turns))
     made.born = frozenset()
     return made
+
+
+def counts_of_parts(state: State, node: ast.AST, items: list[Value], many: bool) -> Opaque | None:
+    """A tensor of nothing but counts, which are those of a window where there are several."""
+    counts = [item for item in items if isinstance(item, Opaque) and item.quantity in {Quantity.UNITS, Quantity.INPUTS}]
+    if not counts or len(counts) < len(items):
+        return None
+    several = Quantity.WINDOW_UNITS if many or len(counts) > 1 else Quantity.UNITS
+    quantity = Quantity.INPUTS if counts[0].quantity is Quantity.INPUTS else several
+    return count(state, quantity, ("joined", getattr(node, "lineno", 0), state.steps), node, *counts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, SAME_SHAPE, SELECTED, identity, is_tensor, scale
-from accumlint.source.rehearsal.counts import BY_INDEX, count, guard, last_part, selects
+from accumlint.source.rehearsal.counts import BY_INDEX, count, counts_of_parts, guard, last_part, selects
 from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Stream, Thing, Value, key_of
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind
@@ -304,7 +304,7 @@ def wrapped_number(state: Machine, call: Call) -> Value | None:
         made = state.opaque(("tensor", state.steps), state.recorder.text(call.node), *items)
         if counted is not None:
             made.quantity, made.weight = counted.quantity, counted.weight
-        return made
+        return (counts_of_parts(state, call.node, items, value.open) if len(items) > 1 or value.open else None) or made
     return state.opaque(("tensor", state.steps), state.recorder.text(call.node)) if isinstance(value, Known) else None
 
 
@@ -325,13 +325,7 @@ def joined(state: Machine, call: Call) -> Value | None:
     if weights:
         made.weight = _of_single_samples(weights[0]) if source.open else weights[0]
         made.reduced = False
-    counts = [item for item in items if isinstance(item, Opaque) and item.quantity in {Quantity.UNITS, Quantity.INPUTS}]
-    if counts and len(counts) == len(items):
-        quantity = (
-            Quantity.INPUTS if counts[0].quantity is Quantity.INPUTS else Quantity.WINDOW_UNITS if len(counts) > 1 else Quantity.UNITS
-        )
-        return count(state, quantity, made.key, call.node, *counts)
-    return made
+    return counts_of_parts(state, call.node, items, source.open) or made
 
 
 def new_like(state: Machine, call: Call) -> Value | None:
