@@ -79,10 +79,15 @@ def _clearings(view: Boundaries, window: Window) -> Iterator[Event]:
     for event in window.of(Kind.ZERO):
         if window.step is None or event.index > window.step.index:
             return
-        if {GATED, COPIED, CLOSURE} & event.options or _of_its_own_accord(view, window, event) or _of_some(event):
+        if {GATED, COPIED} & event.options or _begins(window, event) or _of_its_own_accord(view, window, event) or _of_some(event):
             continue
         if view.acts_on(event, window.optimizer):
             yield event
+
+
+def _begins(window: Window, zero: Event) -> bool:
+    """Whether the step's closure clears once, outside any loop of its own."""
+    return CLOSURE in zero.options and (window.step is None or len(zero.turns) <= len(window.step.turns))
 
 
 def _of_its_own_accord(view: Boundaries, window: Window, zero: Event) -> bool:

@@ -98,7 +98,8 @@ class Index(Facts):
             plain = [function for function in self.functions.get(name, ()) if function not in self.owner]
             if plain and name in self.made and terminal(node.func.value) == "self":  # `self.main = nn.Linear(…)` is not the module's `main`
                 plain = [function for function in plain if function not in self.tree.body]
-            own = list(self.methods.get(name, ())) + [function for function in plain if _suffices(node, function)]
+            closures = functions_in(self, node.args[0]) if name == "step" and node.args else []
+            own = closures + list(self.methods.get(name, ())) + [function for function in plain if _suffices(node, function)]
             return own or self.aliases.get(name) or self._called_instances(name, guess=False)
         if isinstance(node.func, ast.Call) and terminal(node.func.func) == "getattr" and len(node.func.args) > 1:
             return self._methods_named(node.func.args[1])
@@ -382,6 +383,26 @@ class Index(Facts):
             if isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
                 break
         return found
+
+    def ends_a_turn(self, node: ast.stmt) -> bool:
+        """Whether a `return` here ends no more than the turn of a loop around the call: no caller asks what came back."""
+        return self.once("ends a turn", node, lambda _: self._finds_no_answer(node))
+
+    def _finds_no_answer(self, node: ast.AST) -> bool:
+        while id(node) in self._homes and not isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)):
+            node = self._homes[id(node)][2]
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+        calls = [call for call in every(self.tree, ast.Call) if isinstance(call, ast.Call) and terminal(call.func) == node.name]
+        ignored = sum(self._is_ignored(one) for one in every(self.tree, ast.Expr, ast.Assign, ast.AugAssign) if one.value in calls)  # type: ignore[attr-defined]
+        return bool(calls) and ignored == len(calls)
+
+    def _is_ignored(self, node: ast.AST) -> bool:
+        """Whether what a call gives is thrown away, or kept under a name that no condition asks for."""
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        names = {terminal(part) for target in targets for part in walk(target) if isinstance(part, (ast.Name, ast.Attribute))}
+        tests = (one.test for one in every(self.tree, ast.If, ast.While, ast.IfExp))  # type: ignore[attr-defined]
+        return not any(terminal(part) in names for test in tests for part in walk(test) if isinstance(part, (ast.Name, ast.Attribute)))
 
     @cached_property
     def _homes(self) -> dict[int, tuple[list[ast.stmt], int, ast.AST]]:

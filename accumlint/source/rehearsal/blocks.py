@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import Any
 
 from accumlint.source.reading.nodes import walk
-from accumlint.source.rehearsal.conditions import multiplies_by_zero, ways_out
+from accumlint.source.rehearsal.conditions import advances, multiplies_by_zero, ways_out
 from accumlint.source.rehearsal.state import Leave, Signal, State
 from accumlint.source.rehearsal.values import (
     Known,
@@ -77,9 +78,12 @@ class Blocks(State):
             and (self.recorder.turns or not any(self.index.reaches_backward_in_loop(one) for one in node.body))
             else None
         )
+        start = len(self.recorder.events)
         try:
             with self.recorder.passed_over(skip):
                 signal = self.block(node.body)
+            if handlers and skip is None and signal is None:
+                self._note_failed_forward(node, handlers[0], start)
         finally:
             if node.finalbody:
                 self.block(node.finalbody)
@@ -115,7 +119,18 @@ class Blocks(State):
             return False
         return not self.index.once("reraises", handler, lambda _: _reraises(handler))
 
-    def _note_exception(self, node: ast.Try, handler: ast.ExceptHandler, kinds: frozenset[Kind]) -> Event | None:
+    def _note_failed_forward(self, node: ast.Try, handler: ast.ExceptHandler, start: int) -> None:
+        """A forward that fails, and a handler that leaves before the backward: what comes after is what this leaves out."""
+        if not any(event.kind is Kind.FORWARD for event in self.recorder.events[start:]):
+            return
+        lost = [*node.orelse, *(self.index.following(node) if ways_out(handler.body) & {"continue", "return"} else ())]
+        kinds = self.index.kinds(lost)
+        if Kind.BACKWARD in kinds:
+            self._note_exception(node, handler, kinds, lost)
+
+    def _note_exception(
+        self, node: ast.Try, handler: ast.ExceptHandler, kinds: frozenset[Kind], lost: Sequence[ast.stmt] = ()
+    ) -> Event | None:
         raises = any(isinstance(part, ast.Raise) for part in handler.body)
         if raises:
             return None
@@ -123,6 +138,8 @@ class Blocks(State):
         guard = Guard(self.recorder.place(handler), text, "exception", True)
         leaves = sorted(ways_out(handler.body))
         options = frozenset({"zero-loss"} if self._catches_up(node, handler) else ())
+        if advances(self.index, lost) and not advances(self.index, handler.body):
+            options |= {"counted"}
         how = leaves[0] if leaves else "except"
         return self.recorder.emit(Kind.SKIP, handler, guard=guard, skipped=kinds, leaves=how, options=options)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from accumlint.source.reading.facts import terminal
+from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.names import RANK_NAME
@@ -264,23 +265,15 @@ class Conditions(State):
             options.add("agreed")
         if Kind.ZERO in self.index.kinds(body):
             options.add("zeroes")
-        if self.index.once("counted", node, lambda _: self._counts(lost) and not self._counts(body)):
+        if self.index.once("counted", node, lambda _: advances(self.index, lost) and not advances(self.index, body)):
             options.add("counted")
         if self.index.once("zero loss", node, lambda _: multiplies_by_zero(body)):
             options.add("zero-loss")
         guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
         leaving = body[-1] if body and isinstance(body[-1], LEAVING) else node.test
+        if leaves == "return" and self.recorder.turns and self.index.ends_a_turn(node):
+            leaves = "continue"
         return self.recorder.emit(Kind.SKIP, leaving, guard=guard, skipped=skipped, leaves=leaves, options=frozenset(options))
-
-    def _counts(self, statements: Sequence[ast.stmt]) -> bool:
-        """Whether statements advance a counter that something is compared with or divided by."""
-        counters = {
-            terminal(part.target)
-            for each in statements
-            for part in walk(each)
-            if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Add)
-        }
-        return bool(counters & self.index.tested_names)
 
     def _both(self, node: ast.If, test: Opaque) -> Signal | None:
         """Neither side holds events: both are run, and what they set differently hangs on the condition."""
@@ -391,6 +384,17 @@ class Conditions(State):
 def wraps_model(statements: Sequence[ast.stmt]) -> bool:
     """Whether a wrapper that synchronises is put around a model."""
     return any(isinstance(part, ast.Call) and terminal(part.func) in WRAPPERS for statement in statements for part in walk(statement))
+
+
+def advances(index: Index, statements: Sequence[ast.stmt]) -> bool:
+    """Whether statements advance a counter that something is compared with or divided by."""
+    counters = {
+        terminal(part.target)
+        for each in statements
+        for part in walk(each)
+        if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Add)
+    }
+    return bool(counters & index.tested_names)
 
 
 def ways_out(body: Sequence[ast.stmt]) -> set[str]:
