@@ -8,7 +8,7 @@ the window must not be divided by K as well.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -172,6 +172,13 @@ def divides_once(contribution: Contribution) -> Factor | None:
     if len(factors) != 1 or factors[0].power != -1 or factors[0].implicit:
         return None
     return factors[0]
+
+
+def moves_in_window(contribution: Contribution, window: Iterable[Contribution]) -> Factor | None:
+    """The division whose number changes from one micro-batch to the next: `loss / (micro_step + 1)`."""
+    factor = divides_once(contribution)
+    same = [each for each in map(divides_once, window) if each is not None and factor is not None and each.place == factor.place]
+    return factor if len({each.value for each in same} - {None}) > 1 else None
 
 
 def place_of(factor: Factor, event: Event) -> Place:

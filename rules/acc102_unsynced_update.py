@@ -44,9 +44,11 @@ from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import Boundaries
 from accumlint.rules._order import forwards_of, sureness
 from accumlint.rules._sync import Unsynced, second_entries, switch_before, trains, unsynced_updates
 from accumlint.trace import Actor, Event, Kind, Trace
+from accumlint.weight import Quantity
 
 
 @rule(
@@ -59,9 +61,18 @@ from accumlint.trace import Actor, Event, Kind, Trace
 def check(trace: Trace) -> Iterator[Finding]:
     moved = next(second_entries(trace), None)  # a window that ends where nobody meant it to is ACC301's
     if trace.accumulates and moved is None and not trace.fact("averages-parameters"):
-        for update in unsynced_updates(trace):
-            yield _unsynced(trace, update)
+        updates = [update for update in unsynced_updates(trace) if not _steps_each(trace, update)]
+        yield from (_unsynced(trace, update) for update in updates)
     yield from _steps_in_hooks(trace)
+
+
+def _steps_each(trace: Trace, update: Unsynced) -> bool:
+    """Whether the step follows every micro-batch, synchronised or not, of a loop that divides by K: that is ACC301's."""
+    view = Boundaries.of(trace)
+    windows = [window for window in trace.windows(update.window.optimizer) if view.size(window)]
+    own = [one for window in windows for one in view.own(window)]
+    divides = all(one.weight is not None and one.weight.of(Quantity.ACCUMULATION) for one in own)
+    return divides and all(view.size(window) == 1 for window in windows) and {False, True} <= {one.sync for one in own}
 
 
 def _unsynced(trace: Trace, update: Unsynced) -> Finding:

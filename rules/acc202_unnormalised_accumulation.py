@@ -51,7 +51,17 @@ from dataclasses import replace
 
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._division import TRUSTED, Contribution, Normalised, accumulating, confidence, normalised, setting, without_multipliers
+from accumlint.rules._division import (
+    TRUSTED,
+    Contribution,
+    Normalised,
+    accumulating,
+    confidence,
+    moves_in_window,
+    normalised,
+    setting,
+    without_multipliers,
+)
 from accumlint.trace import Accumulation, Kind, Trace, Window
 from accumlint.weight import Quantity, Weight
 
@@ -66,7 +76,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     k = setting(trace)
     for window, contributions in accumulating(trace):
         for each in contributions:
-            if TRUSTED in each.backward.options:
+            if TRUSTED in each.backward.options or moves_in_window(each, contributions):
                 continue  # the loss was to be divided by the count that is handed over: ACC209
             if _undivided(each, trace.accumulation) and not _divided_by_hook(trace, each):
                 text = each.backward.text or "the backward"

@@ -2,7 +2,8 @@
 
 ## What it does
 Reports a division of the loss by a variable or setting that is not the number of micro-batches that the loop accumulates: another
-setting, or K where the test `count > K` lets K + 1 of them into every window.
+setting, a number that changes from one micro-batch to the next (`loss / (micro_step + 1)`), or K where the test `count > K` lets K + 1 of
+them into every window.
 
 ## Why is this bad?
 The update is K/k' times its right size, where k' is the divisor. As long as the two settings agree nothing shows; the
@@ -24,7 +25,8 @@ optimizer.step()
 ```
 
 ## How it is measured
-The coefficients of the window sum to K/k' instead of 1, and to the same value in every window.
+The coefficients of the window sum to K/k' instead of 1, and to the same value in every window. A divisor that
+changes within the window is not told from weights of the objective's own.
 
 ## When it is silent
 The two are provably equal; the divisor is the real size of the window; the framework divides; sums of losses; a number or
@@ -42,7 +44,7 @@ from collections.abc import Iterator
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import gate_of
-from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, place_of, setting, written
+from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, moves_in_window, place_of, setting, written
 from accumlint.trace import Accumulation, Trace, Window
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -52,7 +54,13 @@ COUNTS_MICRO_BATCHES = re.compile(
 )
 
 
-@rule("ACC215", "divisor-is-not-k", Severity.ERROR, measured="coefficients of the window sum to a constant other than 1")
+@rule(
+    "ACC215",
+    "divisor-is-not-k",
+    Severity.ERROR,
+    measured="coefficients of the window sum to a constant other than 1",
+    exception="a divisor that changes within the window looks in a run like weights of the objective's own",
+)
 def check(trace: Trace) -> Iterator[Finding]:
     if trace.accumulation is None or trace.fact("engine-divides"):
         return
@@ -62,7 +70,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         if len({each.backward.micro_batch for each in contributions}) != trace.accumulation.value:
             continue  # a window of another size has another rule
         for each in contributions:
-            factor = _foreign(each, trace.accumulation)
+            factor = moves_in_window(each, contributions) or _foreign(each, trace.accumulation)
             if factor is None:
                 continue
             message = f"the loop accumulates `{k}` micro-batches, but `{factor.text}` divides the loss"

@@ -53,6 +53,10 @@ from accumlint.rules._boundary import Boundaries, passes
 from accumlint.trace import Actor, Event, Kind, Place, Role, Trace, Window
 
 ADVERSARY = re.compile(r"discriminator|critic|adversar|(?:^|[_.])discs?(?:$|[_.\d])|(?:^|[a-z_.])D$", re.ASCII)
+SHORT = (
+    re.compile(r"(?:^|[_.])(?:net)?d$|(?:^|[_.])(?:opt(?:im(?:izer)?)?_?d|d_opt(?:im(?:izer)?)?)$", re.IGNORECASE),
+    re.compile(r"gen|(?:^|[_.])(?:net)?g$|(?:^|[_.])(?:opt(?:im(?:izer)?)?_?g|g_opt(?:im(?:izer)?)?)$", re.IGNORECASE),
+)
 INPUTS = re.compile(r"\binputs\s*=")
 FREEZES = "freezes"  # the code switches requires_grad, where it was not followed
 HELP = "switch off `requires_grad` of the other model around this backward, or zero its gradients before its own backward"
@@ -93,12 +97,18 @@ def _divided(trace: Trace, boundaries: Boundaries, window: Window) -> tuple[list
 
 
 def _is_adversary(trace: Trace, optimizer: Actor) -> bool:
-    names = {
-        event.model.name
-        for event in trace.of(Kind.FORWARD)
-        if event.model is not None and optimizer.base in {event.model.uid, event.model.base}
-    }
-    return any(ADVERSARY.search(name) for name in (optimizer.name, *names))
+    names = _names(trace, optimizer)
+    if any(ADVERSARY.search(name) for name in names):
+        return True
+    adversary, generator = SHORT  # one letter says little without the other one
+    others = (name for one in trace.optimizers if one.uid != optimizer.uid for name in _names(trace, one))
+    return any(map(adversary.search, names)) and any(map(generator.search, others))
+
+
+def _names(trace: Trace, optimizer: Actor) -> tuple[str, ...]:
+    """What an optimizer and its model are called."""
+    models = (event.model for event in trace.of(Kind.FORWARD))
+    return (optimizer.name, *{model.name for model in models if model is not None and optimizer.base in {model.uid, model.base}})
 
 
 def _zeroed(boundaries: Boundaries, window: Window, leak: Event, own: Iterable[Event]) -> Event | None:
