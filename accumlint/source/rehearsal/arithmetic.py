@@ -19,8 +19,8 @@ from accumlint.source.rehearsal.counts import (
     guarded_weight,
     is_epsilon,
     last_part,
-    span_of,
     note_growth,
+    span_of,
     spanned,
     sum_of_counts,
 )
