@@ -72,7 +72,7 @@ def totals_in(index: Index, call: ast.Call) -> Iterator[ast.expr]:
     read = [
         part for body in bodies for part in walk(body) if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load)
     ]
-    if not any(ACCUMULATION_NAME.search(terminal(part)) for part in read):
+    if not any(names_k(terminal(part)) for part in read):
         yield from (part for part in read if TOTAL_NAME.search(terminal(part)))
 
 
@@ -89,7 +89,7 @@ def skips_in_updates(index: Index) -> Iterator[tuple[ast.expr, int]]:
     if not counters:
         return
     periods = _periods(index)
-    units = index.once("units", index.tree, Units).asking(lambda name: name in periods or bool(ACCUMULATION_NAME.search(name)))
+    units = index.once("units", index.tree, Units).asking(lambda name: name in periods or names_k(name))
     for bound in _skips(index):
         degree = units.degree(bound, lambda node: terminal(node) in counters and not isinstance(node, ast.Call))
         if degree is not None and degree != 1:
