@@ -167,7 +167,8 @@ class Rehearsal:
         """What the first world shows, and those that differ from it in an answer."""
         default = list(self._traces_of(first, ()))
         yield from default
-        flips = sorted((answer for answer in first.world.answers.values() if answer.flips), key=lambda answer: -answer.weight)
+        open_answers = (answer for answer in first.world.answers.values() if answer.flips and not answer.is_incidental)
+        flips = sorted(open_answers, key=lambda answer: -answer.weight)
         if not default:
             flips = flips[: 0 if self.drive is not None else WORLDS_WITHOUT_BACKWARD]
         if len(flips) >= MOST_WORLDS:

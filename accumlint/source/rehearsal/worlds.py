@@ -44,6 +44,11 @@ EVALUATES = re.compile(
 )  # settings of a run that only evaluates
 
 
+INCIDENTAL = re.compile(
+    r"^(not )?(isinstance|issubclass|callable|hasattr|abs|len)\(|\b(exists|isfile|isdir|is_file|is_dir|startswith|endswith)\("
+)  # tests of what a value looks like, and of files: seldom a choice of the user
+
+is_incidental = found_in(INCIDENTAL)
 is_together = found_in(TOGETHER)
 is_elsewhere = found_in(OTHER_HARDWARE)
 is_unlikely = found_in(re.compile("|".join(f"(?:{each.pattern})" for each in (ALONE, AT_THE_END, EVALUATES)), re.IGNORECASE))
@@ -152,6 +157,11 @@ class Answer:
     holds: bool
     flips: bool
     weight: int = 0
+
+    @property
+    def is_incidental(self) -> bool:
+        """Whether no event hangs on it, and no choice of the user: then there is no world for the other answer."""
+        return self.weight <= 0 and is_incidental(self.text)
 
 
 @dataclass
