@@ -63,7 +63,7 @@ from accumlint.rules._division import (
     without_multipliers,
 )
 from accumlint.trace import Accumulation, Kind, Trace, Window
-from accumlint.weight import Quantity, Weight
+from accumlint.weight import Factor, Quantity, Weight
 
 WEIGHS = re.compile(r"lambda|weight|coeff?(?![a-z])|coefficient|(^|[._])(alpha|beta|gamma)|num_(labels|classes)", re.IGNORECASE)
 OTHERWISE_RIGHT = ("sum-convention", "engine-divides", "replays-features")
@@ -113,9 +113,17 @@ def _undivided(contribution: Contribution, accumulation: Accumulation) -> bool:
 
 
 def _without_named_weights(weight: Weight) -> Weight:
-    """Less the settings by whose names a loss is weighed, as against others: `loss * args.lambda_mlm`, `loss * cfg.num_labels`."""
-    kept = tuple(each for each in weight.factors if not (each.power > 0 and each.root == "setting" and WEIGHS.search(each.text)))
+    """Less what weighs a loss: a setting of such a name, `loss * args.lambda_mlm`, or what comes with the data, `losses * weights`."""
+    kept = tuple(each for each in weight.factors if not (each.power > 0 and (_is_named_weight(each) or _comes_with_data(each))))
     return replace(weight, factors=kept)
+
+
+def _is_named_weight(factor: Factor) -> bool:
+    return factor.root == "setting" and WEIGHS.search(factor.text) is not None
+
+
+def _comes_with_data(factor: Factor) -> bool:
+    return factor.quantity is Quantity.UNKNOWN and bool(factor.of)
 
 
 def _divided_by_k(weight: Weight, accumulation: Accumulation) -> bool:

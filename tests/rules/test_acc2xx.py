@@ -172,6 +172,10 @@ class TestUnnormalisedAccumulation:
     def test_the_size_of_a_scalar_divides_nothing(self) -> None:
         assert lines(acc202, plain(MEAN, over_k(1, text="loss.numel()"))) == [BACKWARD]
 
+    @pytest.mark.parametrize(("of", "expected"), [("1", [BACKWARD]), ("", [])])
+    def test_weights_that_come_with_the_data_are_no_division(self, of: str, expected: list[int]) -> None:
+        assert lines(acc202, plain(factor(Quantity.UNKNOWN, 1, text="weights", of=of), MEAN)) == expected
+
     def test_of_the_second_loss_only(self) -> None:
         loop = Loop(Weight((MEAN, over_k())), Weight((MEAN,))).windows(3, 3)
         assert lines(acc202, loop.trace()) == [BACKWARD + 20]
@@ -361,6 +365,7 @@ class TestDoubleNormalised:
             pytest.param((MEAN, over_k(3), over_k(5)), id="two numbers"),
             pytest.param((BY_MICRO, BY_RANK), id="a mean for each sequence over the number of sequences"),
             pytest.param((MEAN, over_k(), over_k(1)), id="K of 1"),
+            pytest.param((MEAN, over_k(line=13), over_k(line=13)), id="one division that an earlier turn went through"),
         ],
     )
     def test_is_silent(self, factors: tuple[Factor, ...]) -> None:

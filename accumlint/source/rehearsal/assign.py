@@ -15,6 +15,7 @@ from accumlint.source.rehearsal.values import (
     Known,
     Mapping,
     Opaque,
+    Root,
     Thing,
     Value,
     key_of,
@@ -30,6 +31,9 @@ class Assignments(State):
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
         if name and self.world.knowledge.is_accumulation_name(name):
             self.christen(name, value)
+            if _is_quotient(node) and isinstance(value, Known) and value.root is None and value.value >= 1 and not self.recorder.turns:
+                number = int(value.value)
+                return self.rooted(number, Root(("constant", name, node.lineno), name, "constant", number))
         if name and isinstance(node, ast.Constant) and (self.index.is_open_constant(name, target) or self._is_first_k(name)):
             return self.named_constant(name, node, value)
         if name and isinstance(value, Opaque) and not value.text:
@@ -125,6 +129,11 @@ class Assignments(State):
             owner.items[key.value] = value
         elif isinstance(owner, (Opaque, Thing)) and isinstance(key, Known):
             self.write(owner.attributes, f"[{key.value!r}]", value)
+
+
+def _is_quotient(node: ast.expr) -> bool:
+    """`batch // micro`: of constants that are numbers in place it is one all the same."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv))
 
 
 def _hashable(value: Any) -> bool:

@@ -83,7 +83,10 @@ def average(state: Machine, call: Call) -> Value | None:
 
 
 def _receiver_name(call: Call) -> str:
-    return terminal(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else ""
+    owner = call.node.func.value if isinstance(call.node.func, ast.Attribute) else None
+    if isinstance(owner, ast.Call) and owner.args and "unwrap" in terminal(owner.func):
+        owner = owner.args[0]  # `unwrap_model(ema).update()`
+    return terminal(owner) if owner is not None else ""
 
 
 def _emit(state: Machine, call: Call) -> None:

@@ -27,7 +27,7 @@ from accumlint.source.rehearsal.values import (
     key_of,
 )
 from accumlint.source.rehearsal.worlds import is_together
-from accumlint.source.vocabulary.base import Handler, as_actor, raw_module, receiver_of, role_of
+from accumlint.source.vocabulary.base import Handler, as_actor, last_name, raw_module, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role, Wrapper
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -166,6 +166,11 @@ def scale_loss(state: Machine, call: Call) -> Value | None:
     """apex: `with amp.scale_loss(loss, optimizer) as scaled`: unscales by itself at the end of the block."""
     value = state.force(call.args[0]) if call.args else NONE
     return Context("scaled", value=value, place=call.node)
+
+
+def scale_loss_of(state: Machine, call: Call) -> Value | None:
+    """The same of an `amp` that was imported where nobody sees it, in another function of the class."""
+    return scale_loss(state, call) if last_name(receiver_of(call)) == "amp" else None
 
 
 def sync_flag(state: Machine, call: Call) -> Value | None:
@@ -363,6 +368,7 @@ FUNCTIONS: dict[str, Handler] = {
 }
 BY_HAND = frozenset(name for name, handler in FUNCTIONS.items() if handler is manual_reduction)
 METHODS: dict[str, Handler] = {
+    "scale_loss": scale_loss_of,
     "register_comm_hook": comm_hook,
     "set_gradient_divide_factor": divide_factor,
     "set_reduce_scatter_divide_factor": divide_factor,

@@ -33,7 +33,7 @@ from accumlint.source.rehearsal.values import (
     setting_keys,
 )
 from accumlint.source.vocabulary.base import Attribute, Handler, as_actor, parameters_owner, raw_module, receiver_of, role_of
-from accumlint.trace import Actor, Role
+from accumlint.trace import Actor, Kind, Role
 from accumlint.weight import Quantity
 
 if TYPE_CHECKING:
@@ -190,12 +190,25 @@ def pretrained(state: Machine, call: Call) -> Value | None:
 
 
 def taken(state: Machine, call: Call) -> Value | None:
-    """A `from_pretrained` that a class of the source brings itself: long, and it gives one of its objects."""
+    """The forward of a model of the source; a `from_pretrained` that a class of it brings itself: long, and it gives one of its objects."""
     function = call.function
+    if isinstance(function, Function) and function.name == "forward" and not state.index.kinds(function.node) & {Kind.BACKWARD, Kind.STEP}:
+        return _called(state, call, function.bound) if isinstance(function.bound, Instance) else None
     if not isinstance(function, Function) or function.name != "from_pretrained" or not isinstance(function.bound, Class):
         return None
     made = state.begun(function.bound, call.node)
     return made if isinstance(made, Instance) and actor_of(made) is not None else None
+
+
+def forward(state: Machine, call: Call) -> Value | None:
+    """`model.forward(x)`."""
+    owner = state.force(receiver_of(call) or NONE)
+    return None if isinstance(owner, Opaque) and owner.name == "super" else _called(state, call, owner)
+
+
+def _called(state: Machine, call: Call, model: Value) -> Value | None:
+    """What calling a model brings about, but for its hooks; a part of a forward that runs is none of its own."""
+    return state.forward_of(call, model) if state.forward is None and role_of(state, model) is Role.MODEL else None
 
 
 def unwrapped(state: Machine, call: Call) -> Value | None:
@@ -331,6 +344,7 @@ FUNCTIONS: dict[str, Handler] = {
     "checkpoint": checkpointed,
 }
 METHODS: dict[str, Handler] = {
+    "forward": forward,
     "parameters": parameters,
     "named_parameters": parameters,
     "master_params": parameters,

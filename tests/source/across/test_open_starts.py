@@ -227,3 +227,99 @@ class Trainer:
 
 def test_an_engine_that_is_handed_over_into_its_window(tmp_path: Path) -> None:
     assert found(tmp_path, "from accelerate import Accelerator\n" + HANDED_OVER) == []
+
+
+WAYS_OF_CALLING = """
+def collate(batch):
+    return nn.utils.rnn.pad_sequence(batch), nn.utils.rnn.pad_sequence(batch, padding_value=-100)
+
+def main(loader, args, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, (x, labels) in enumerate(loader):
+        loss = model.forward(x, labels=labels).loss.mean() / args.k
+        loss.backward()
+        if (step + 1) % args.k == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+OWN_FORWARD = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+def main(loader, args):
+    net = Net()
+    model = DDP(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, x in enumerate(loader):
+        loss = {model}.forward(x).square().mean() / args.k
+        loss.backward()
+        if (step + 1) % args.k == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_a_forward_that_is_called_by_its_name(tmp_path: Path) -> None:
+    assert found(tmp_path, WAYS_OF_CALLING) == ["ACC201"]
+
+
+@pytest.mark.parametrize(("model", "expected"), [("model", []), ("net", ["ACC108"]), ("model.module", ["ACC108"])])
+def test_a_forward_by_its_name_goes_round_a_wrapper_or_not(tmp_path: Path, model: str, expected: list[str]) -> None:
+    assert found(tmp_path, OWN_FORWARD.replace("{model}", model)) == expected
+
+
+CONSTANTS = """
+devices = 1
+batch_size = 64 / devices
+micro_batch_size = 4
+accumulation_iters = batch_size // micro_batch_size
+
+def main(loader, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, x in enumerate(loader):
+        loss = model(x).square().mean() / accumulation_iters
+        loss.backward()
+        if step % accumulation_iters == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_k_is_a_quotient_of_constants(tmp_path: Path) -> None:
+    assert found(tmp_path, CONSTANTS) == ["ACC306"]
+
+
+AVERAGED = """
+from accelerate import Accelerator
+
+def main(loader, model, ema, args):
+    accelerator = Accelerator(gradient_accumulation_steps=args.k)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        {update}
+"""
+
+
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [
+        ("accelerator.unwrap_model(ema).update()", {"ACC311"}),
+        ("accelerator.unwrap_model(model).update()", set()),
+        ("if accelerator.sync_gradients: accelerator.unwrap_model(ema).update()", set()),
+    ],
+)
+def test_an_average_that_is_unwrapped_first(tmp_path: Path, update: str, expected: set[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + AVERAGED.replace("{update}", update), encoding="utf-8")
+    assert {finding.code for finding in lint_file(str(path))} - {"ACC103"} == expected
