@@ -59,6 +59,7 @@ LENGTH_MASK = re.compile(
 )
 TOLD_THE_COUNT = "window-count"  # cause of what a framework's count of the window's targets was given to
 OF_EACH = "of-each"  # cause of what a model returns where that is the losses of single targets, whatever it is called
+OF_ROWS = "of-rows"  # cause of the counts of each row of a mask
 SELECTED = "selected"  # cause of what a mask left of some data: a different number each time
 
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -249,6 +250,8 @@ def scale(state: State, op: type[ast.operator], left: Value, right: Value, node:
         if op is ast.Mult and base.reduced and _is_width(other):
             factors = (Factor(Quantity.CONSTANT, 1, None, text),)
         weight, factors = _mean_of_mask(state, base, factors)
+        rows = isinstance(other, Opaque) and OF_ROWS in other.causes and not base.reduced and weight is not base.weight
+        factors = () if rows else factors  # `(losses * mask).sum(1) / mask.sum(1)`: the mean of each sequence, which counts one
         made = state.opaque(key, text, base, other, reduced=base.reduced, scaler=base.scaler, attached=base.attached or _attached(other))
         made.weight = _with(weight, factors)
         if made.weight is not None and _undoes_mean(weight, factors):

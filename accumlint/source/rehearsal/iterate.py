@@ -245,13 +245,14 @@ class Iteration(State):
                 self.sizes.setdefault(whole, PIECE * count)
 
     def _first(self, start: Value | None) -> int:
-        """The number that counting begins with: in a run that is not resumed, `done * k + 1` is one."""
+        """The number that counting begins with: in a run that is not resumed, `updates * k + 1` is one, but `epoch_done + 1` none."""
         if start is None:
             return 0
         known, start = self.number(start), self.force(start)
         if known is not None:
             return int(known.value)
-        return max(0, unshifted(start)[1]) if isinstance(start, Opaque) else 0
+        root, offset = unshifted(start) if isinstance(start, Opaque) else (None, 0)
+        return max(0, offset) if root is not None and root.key[0] == "Mult" else 0
 
     def _is_size(self, stop: Value | None) -> bool:
         """Whether a range ends where a batch does: `range(0, x.size(0), 8)`."""

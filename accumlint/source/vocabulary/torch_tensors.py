@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from accumlint.source.reading.words import found_in
-from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, SAME_SHAPE, SELECTED, identity, is_tensor, scale
+from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, OF_ROWS, SAME_SHAPE, SELECTED, identity, is_tensor, scale
 from accumlint.source.rehearsal.counts import BY_INDEX, count, counts_of_parts, guard, last_part, selects
 from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Stream, Thing, Value, key_of
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
@@ -204,8 +204,9 @@ def total(state: Machine, call: Call) -> Value | None:
 
 
 def counted(state: Machine, quantity: Quantity, key: tuple[object, ...], call: Call, value: Opaque) -> Opaque:
-    own = identity(state, value) if call.name == "sum" and not _has_dimension(call) else ""
+    own = identity(state, value) if call.name == "sum" else ""
     made = count(state, quantity, key, call.node, value, of=own)
+    made.causes |= {OF_ROWS} if _has_dimension(call) else set()
     state.recorder.emit(Kind.COUNT, call.node, weight=made.weight)
     return made
 

@@ -133,6 +133,27 @@ def found(folder: Path, text: str, name: str = "train.py") -> list[str]:
     return sorted({finding.code for finding in lint_file(str(path)) if finding.severity is Severity.ERROR})
 
 
+EPOCHS = """
+def main(loader, args, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    done = torch.load(args.resume)
+    last = -1
+    for epoch in range(done["epoch"] + 1, args.epochs):
+        for i, x in enumerate(loader):
+            step = i + len(loader) * epoch
+            loss = model(x).square().mean() / args.k
+            loss.backward()
+            if step - last >= args.k:
+                optimizer.step()
+                optimizer.zero_grad()
+                last = step
+"""
+
+
+def test_a_resumed_run_begins_where_a_fresh_one_does(tmp_path: Path) -> None:
+    assert found(tmp_path, EPOCHS) == []
+
+
 @pytest.mark.parametrize(
     ("counting", "expected"),
     [
@@ -323,3 +344,33 @@ def test_an_average_that_is_unwrapped_first(tmp_path: Path, update: str, expecte
     path = tmp_path / "train.py"
     path.write_text(HEAD + AVERAGED.replace("{update}", update), encoding="utf-8")
     assert {finding.code for finding in lint_file(str(path))} - {"ACC103"} == expected
+
+
+ROWS = """
+def main(loader, args, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion = nn.CrossEntropyLoss(reduction="none")
+    for step, (x, y, mask) in enumerate(loader):
+        logits = model(x)
+        losses = criterion(logits.view(-1, logits.size(-1)), y.view(-1)).view(logits.size(0), logits.size(1)) * mask
+        loss = {mean}
+        loss.backward()
+        if (step + 1) % args.k == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mean", "expected"),
+    [
+        ("(torch.sum(losses, axis=1) / torch.sum(mask, axis=1)).mean()", {"ACC202"}),
+        ("(losses.sum(1) / mask.sum(1)).mean() / args.k", set()),
+        ("losses.sum() / mask.sum() / args.k", set()),
+        ("losses.sum() / mask.sum()", {"ACC202"}),
+    ],
+)
+def test_the_mean_of_each_sequence_counts_one(tmp_path: Path, mean: str, expected: set[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + ROWS.replace("{mean}", mean), encoding="utf-8")
+    assert {finding.code for finding in lint_file(str(path))} & {"ACC201", "ACC202", "ACC206"} == expected
