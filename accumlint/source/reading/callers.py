@@ -64,13 +64,20 @@ class Callers:
         asked = {each + end for each in folders for end in (os.sep, SIZES)} | {each for each in seen if each != path}
         return Use(tuple(found[:MOST_CALLERS]), tuple(sorted(asked)))
 
-    def meeting(self, path: str, method: str) -> Use:
-        """The files that make a wrapper and call a method of this name on some object, though they need not import the file that has it."""
+    def meeting(self, path: str, owner: str, method: str) -> Use:
+        """The files that make a wrapper and call a method of this name on some object, though they need not import the file that has it.
+
+        None where a class that has nothing to do with the method's owner has one of that name too.
+        """
         near, folders = self._near(os.path.dirname(path))
+        defined = re.compile(rb"^[ \t]+(?:async[ \t]+)?def[ \t]+" + method.encode() + rb"\(", re.MULTILINE)
         called = re.compile(rb"\w\." + method.encode() + rb"\(")
         found = [
             each for each in near if each != path and any(word in self._read(each) for word in WRAPPERS) and called.search(self._read(each))
         ]
+        others = (data for each in near if each not in {path, *found} for data in (self._read(each),) if owner.encode() not in data)
+        if any(map(defined.search, others)):
+            found = []
         asked = {each + end for each in folders for end in (os.sep, SIZES)} | set(found)
         return Use(tuple(found[:MOST_CALLERS]), tuple(sorted(asked)))
 

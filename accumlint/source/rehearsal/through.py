@@ -59,7 +59,7 @@ def asked_method(rehearsal: Rehearsal) -> Joined | None:
 
 def through_meetings(method: Joined, library: Library, options: Options, asked: list[str]) -> Iterator[Through]:
     """What those make of a method who call one of its name on an object that comes from a registry, or from anywhere."""
-    use = library.callers.meeting(method.path, method.method)
+    use = library.callers.meeting(method.path, method.name, method.method)
     asked += use.asked
     for start in use.starts:
         source = parse(library.leads.read(start), start)

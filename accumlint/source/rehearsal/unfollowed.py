@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.rehearsal.access import moves
 from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, is_verb, makes, speaks_of_loss
 from accumlint.source.rehearsal.state import Call, State
@@ -44,7 +45,9 @@ class Unfollowed(State):
         if not isinstance(receiver, Opaque) or receiver.actor is not None or receiver.path or not isinstance(cls, Class):
             return None
         method = self.attribute(self.begun(cls, call.node), call.name, call.node)
-        return self.call_function(method, call.args, call.keywords, call.node) if isinstance(method, Function) else None
+        if not isinstance(method, Function) or not _takes(method.node, call.node):
+            return None
+        return self.call_function(method, call.args, call.keywords, call.node)
 
     def _is_own_part(self, call: Call) -> bool:
         """Whether a model's forward calls a part that its constructor made in a way that nobody followed: `self.head(x)`."""
@@ -107,3 +110,17 @@ class Unfollowed(State):
             return
         model, actor = models[0]
         made.forwards, made.attached = frozenset({self.goes_forward(model, actor, call.node, data)}), True
+
+
+def _takes(method: FunctionNode | ast.Lambda, call: ast.Call) -> bool:
+    """Whether a method takes what a call gives, no less and no more."""
+    arguments = method.args
+    places = [one.arg for one in (*arguments.posonlyargs, *arguments.args)][1:]
+    names = {*places, *(one.arg for one in arguments.kwonlyargs)}
+    needed = {*places[: max(len(places) - len(arguments.defaults), 0)]}
+    needed |= {one.arg for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None}
+    given = {*places[: len(call.args)], *(word.arg for word in call.keywords if word.arg is not None)}
+    spread = any(isinstance(arg, ast.Starred) for arg in call.args) or any(word.arg is None for word in call.keywords)
+    if (len(call.args) > len(places) and arguments.vararg is None) or (given - names and arguments.kwarg is None):
+        return False
+    return spread or needed <= given

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.source.across.conftest import Lint
 
 TASK = """
@@ -38,7 +40,7 @@ RUNNER = """
             if self.cfg.resume:
                 self.model.load_state_dict(torch.load("last.pt"))
             for epoch in range(self.cfg.epochs):
-                self.task.{method}(self.model, self.loader, optimizer, self.cfg.accum)
+                self.task.{method}({given})
 """
 DDP = "from torch.nn.parallel import DistributedDataParallel as DDP"
 CHOICE = """self.net
@@ -47,8 +49,11 @@ CHOICE = """self.net
 FILES = {"pyproject.toml": "", "pkg/__init__.py": "", "pkg/registry.py": "registry = {}\n", "pkg/task.py": TASK}
 
 
-def runner(imports: str = DDP, wrap: str = "DDP(self.net)", method: str = "run_epoch") -> dict[str, str]:
-    return {**FILES, "pkg/runner.py": RUNNER.format(imports=imports, wrap=wrap, method=method)}
+GIVEN = "self.model, self.loader, optimizer, self.cfg.accum"
+
+
+def runner(imports: str = DDP, wrap: str = "DDP(self.net)", method: str = "run_epoch", given: str = GIVEN) -> dict[str, str]:
+    return {**FILES, "pkg/runner.py": RUNNER.format(imports=imports, wrap=wrap, method=method, given=given)}
 
 
 def test_a_wrapper_from_a_file_that_imports_nothing_of_it(lint: Lint) -> None:
@@ -65,3 +70,24 @@ def test_one_that_calls_something_else(lint: Lint) -> None:
 
 def test_a_choice_inside_the_property_is_one(lint: Lint) -> None:
     assert lint(runner(wrap=CHOICE), "pkg/task.py") == set()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("self.model, self.loader, optimizer, accum=self.cfg.accum", True),
+        ("model=self.model, loader=self.loader, **self.cfg.rest", True),
+        ("self.model, self.loader", False),
+        ("self.model, self.loader, optimizer, self.cfg.accum, 0", False),
+        ("self.model, self.loader, optimizer, accum=self.cfg.accum, fold=1", False),
+    ],
+)
+def test_only_a_call_that_fits_means_it(lint: Lint, given: str, found: bool) -> None:
+    assert lint(runner(given=given), "pkg/task.py") == ({("pkg/task.py", "ACC103", "loss.backward()")} if found else set())
+
+
+def test_two_classes_of_nothing_in_common_with_such_a_method_leave_it_open(lint: Lint) -> None:
+    other = {"pkg/other.py": "class Other:\n    def run_epoch(self, model, loader, optimizer, accum):\n        return 0\n"}
+    assert lint({**runner(), **other}, "pkg/task.py") == set()
+    derived = "from pkg.task import Task\n\n\nclass Other(Task):\n    def run_epoch(self, *args):\n        super().run_epoch(*args)\n"
+    assert lint({**runner(), "pkg/other.py": derived}, "pkg/task.py") == {("pkg/task.py", "ACC103", "loss.backward()")}
