@@ -88,10 +88,11 @@ def _summed(trace: Trace, window: Window, backward: Event) -> Iterator[Finding]:
 
 
 def _retained_by_flag(window: Window) -> Iterator[Finding]:
-    """`retain_graph=True`, and a later micro-batch goes through the same graph again."""
-    for backward in window.backwards:
-        again = next((later for later in window.backwards if _uses_again(backward, later)), None)
-        if again is not None:
+    """`retain_graph=True`, and a later micro-batch goes through the same graph again; not one joint loss of what several have kept."""
+    pairs = [(one, next((later for later in window.backwards if _uses_again(one, later)), None)) for one in window.backwards]
+    users = [again.index for _, again in pairs if again is not None]
+    for backward, again in pairs:
+        if again is not None and users.count(again.index) < 2:
             message = f"`{backward.text}` keeps its graph, and a later micro-batch goes through it again"
             hint = "detach what is carried into the next micro-batch, and drop `retain_graph=True`"
             yield at("ACC309", backward, message, help=hint, window=window, guilty=(backward, again))

@@ -6,7 +6,8 @@ import ast
 import re
 from typing import Any
 
-from accumlint.source.reading.facts import terminal
+from accumlint.source.reading.facts import OPTIMIZER_NAME, SCHEDULER_NAME, terminal
+from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.state import State
 from accumlint.source.rehearsal.values import (
     Class,
@@ -21,6 +22,7 @@ from accumlint.source.rehearsal.values import (
     key_of,
 )
 
+is_updater = found_in(re.compile(f"{OPTIMIZER_NAME.pattern}|{SCHEDULER_NAME.pattern}", OPTIMIZER_NAME.flags))
 COUNTS = re.compile(r"count|^(n|num)_|_(n|num|size)$|n?tokens$|^total", re.IGNORECASE)  # names of numbers of targets
 
 
@@ -84,6 +86,8 @@ class Assignments(State):
             if known is not None:
                 return known
             made = self.opaque(("part", value.key, at), text, value, attached=value.attached, owner=value, name=text)
+            if is_updater(text):
+                made.forwards, made.attached, made.born = frozenset(), False, frozenset()  # what gave it is no forward then
             if not (value.forwards or value.born or value.causes):
                 value.attributes[f"part {at}"] = made  # an object that is asked for again is the same one
             return made

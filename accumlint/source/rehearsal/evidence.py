@@ -21,6 +21,7 @@ PADDING = re.compile(
     r"pad_sequence|DataCollatorWithPadding|DataCollatorFor(LanguageModeling|Seq2Seq|TokenClassification)|pad_packed_sequence|BucketIterator|bucket",
     re.IGNORECASE,
 )
+SUMS = re.compile(r"#[^\n]*\breduction\s*={1,2}\s*[\"']?sum\b")  # a comment that says how the losses are meant
 MAKERS = frozenset({"randint", "randn", "rand", "zeros", "ones", "full", "empty"})
 RANDOM = frozenset({"randint", "randrange", "choice", "integers", "uniform", "randperm"})
 
@@ -55,6 +56,8 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
         note("k-without-ranks", quotient, name)
     if "dist_autograd" in index.identifiers:
         note("dist-autograd", index.tree, "torch.distributed.autograd")
+    if SUMS.search(recorder.program.source.text):
+        note("sum-convention", index.tree, "losses that are sums")
     by_hand = sorted(index.identifiers & BY_HAND)
     if by_hand:  # whether or not this world comes to it
         note("reduces-by-hand", index.tree, by_hand[0])

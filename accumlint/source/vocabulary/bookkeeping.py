@@ -23,6 +23,7 @@ MOVING = "moving"  # an average that one more update changes, unlike that of the
 WHOLE_STATE = frozenset({"save_state", "save_training_state"})  # of engines: the optimizer's state is among what they save
 SAVER = re.compile(r"save|checkpoint|ckpt", re.IGNORECASE)
 GETTERS = frozenset({"property", "cached_property"})  # they tell an average and move none
+OF_METRICS = re.compile(r"(stats|metrics?|loss(es)?|meters?)$", re.IGNORECASE)
 DEEPEST = 3
 
 
@@ -71,7 +72,7 @@ def state_of(state: Machine, call: Call) -> Value | None:
 def average(state: Machine, call: Call) -> Value | None:
     """`ema.update(model)`, `averaged.update_parameters(model)`, `update_ema(ema_model, model)`."""
     known = isinstance(call.function, Function)
-    if not (known or averages_by_name(call.name, _receiver_name(call))):
+    if not (known or averages_by_name(call.name, _receiver_name(call))) or any(map(_is_of_metrics, call.node.args)):
         return None
     receiver = state.force(receiver_of(call) or NONE)
     if role_of(state, receiver) in {Role.OPTIMIZER, Role.SCALER, Role.SCHEDULER}:
@@ -80,6 +81,11 @@ def average(state: Machine, call: Call) -> Value | None:
         return None  # the average of a loss or of what a model gives
     _emit(state, call)
     return NONE
+
+
+def _is_of_metrics(given: ast.expr) -> bool:
+    """`update_average(stats, {"loss": loss})` keeps an average of what is logged."""
+    return isinstance(given, ast.Dict) or OF_METRICS.search(terminal(given)) is not None
 
 
 def _receiver_name(call: Call) -> str:

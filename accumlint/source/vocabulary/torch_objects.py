@@ -334,6 +334,11 @@ def checkpointed(state: Machine, call: Call) -> Value | None:
     )
 
 
+def takes_gradient(state: Machine, owner: Value) -> Value | None:
+    """`p.requires_grad` in a loop over parameters: those that train are met there."""
+    return TRUE if isinstance(owner, Opaque) and owner.key[0] == "parameter" else None
+
+
 FUNCTIONS: dict[str, Handler] = {
     "DataLoader": data_loader,
     "compile": unwrapped,
@@ -362,4 +367,4 @@ METHODS: dict[str, Handler] = {
     "load_state_dict": nothing,
     "from_pretrained": pretrained,
 }
-ATTRIBUTES: dict[str, Attribute] = {"training": training_mode}
+ATTRIBUTES: dict[str, Attribute] = {"training": training_mode, "requires_grad": takes_gradient}

@@ -1,0 +1,135 @@
+"""Objects that come from unfollowed calls, averages of what is logged, comments that say what is meant: no mistakes are made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accumlint.linter import lint_file
+
+HEAD = """
+import torch
+from torch import nn
+"""
+
+
+def codes(folder: Path, text: str) -> set[str]:
+    path = folder / "train.py"
+    path.write_text(HEAD + text, encoding="utf-8")
+    return {finding.code for finding in lint_file(str(path)) if finding.severity.name != "INFO"}
+
+
+PARTS = """
+def main(loader, parameters, make):
+    encoder = make(parameters)
+    model = encoder.model
+    features = encoder(parameters["start"])
+    optimizer, scheduler = encoder.schedule_and_optimize(features)
+    for step, x in enumerate(loader):
+        loss = model(x).square().mean() / parameters["k"]
+        loss.backward()
+        if (step + 1) % parameters["k"] == 0:
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_an_optimizer_that_comes_with_what_a_model_gives(tmp_path: Path) -> None:
+    assert codes(tmp_path, PARTS) == set()
+
+
+def test_its_windows_are_seen(tmp_path: Path) -> None:
+    assert codes(tmp_path, PARTS.replace("(step + 1)", "step")) == {"ACC306"}
+
+
+DIVIDED = """
+def main(loader, model, args):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = iter(loader)
+    while True:
+        optimizer.zero_grad()
+        for _ in range(args.num_microbatches):
+            loss = model(next(data)).square().mean()
+            loss.backward()
+        if args.num_microbatches > 1:
+            for p in model.parameters():
+                if p.requires_grad:
+                    {scaling}
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("scaling", "expected"), [("p.grad.div_(args.num_microbatches)", set()), ("p.grad.clamp_(-1, 1)", {"ACC202"})])
+def test_gradients_of_the_parameters_that_train_are_divided(tmp_path: Path, scaling: str, expected: set[str]) -> None:
+    assert codes(tmp_path, DIVIDED.replace("{scaling}", scaling)) & {"ACC202"} == expected
+
+
+SUMMED = """
+def main(loader, model, args):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, x in enumerate(loader):
+        _, loss, _ = model(x)  # {comment}
+        loss.backward()
+        if (step + 1) % args.accumulate_grad_steps == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("comment", "expected"), [("with reduction==sum", set()), ("a loss", {"ACC202"})])
+def test_a_comment_says_that_losses_are_sums(tmp_path: Path, comment: str, expected: set[str]) -> None:
+    assert codes(tmp_path, SUMMED.replace("{comment}", comment)) == expected
+
+
+LOGGED = """
+from accelerate import Accelerator
+import tools
+
+def main(loader, model, ema, args):
+    accelerator = Accelerator(gradient_accumulation_steps=args.k)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    stats = {}
+    for x in loader:
+        with accelerator.accumulate(model):
+            loss = model(x).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        {update}
+"""
+
+
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [
+        ("tools.ema_update_dict(stats, {'loss': loss.item()}, 0.99)", set()),
+        ("tools.update_ema(stats, loss.item())", set()),
+        ("tools.update_ema(ema, model)", {"ACC311"}),
+    ],
+)
+def test_an_average_of_what_is_logged(tmp_path: Path, update: str, expected: set[str]) -> None:
+    assert codes(tmp_path, LOGGED.replace("{update}", update)) == expected
+
+
+JOINT = """
+def main(loader, model, args):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = iter(loader)
+    while True:
+        kept = []
+        for _ in range(args.num_microbatches):
+            out = model(next(data))
+            kept.append(out)
+            loss = out.square().mean() / args.num_microbatches
+            loss.backward(retain_graph=True)
+        {joint}
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_graphs_that_several_micro_batches_keep_for_one_joint_loss(tmp_path: Path) -> None:
+    assert codes(tmp_path, JOINT.replace("{joint}", "torch.cat(kept, dim=0).std().backward()")) == set()
