@@ -328,18 +328,22 @@ def _add_ignores(findings: list[Finding], reason: str) -> int:
             by_file.setdefault(finding.place.path, {}).setdefault(line, set()).add(finding.code)
     if "-" in by_file:
         raise click.UsageError("--add-ignore needs files, not standard input.")
-    added, status = 0, 0
+    added, changed, status = 0, 0, 0
     for path, codes in by_file.items():
         try:
             rewrite(path, partial(add_ignores_to_cells if path.endswith(".ipynb") else add_ignores, codes=codes, reason=reason))
             added += sum(len(each) for each in codes.values())
+            changed += 1
         except OSError as error:
             warn(f"{shown(path)}: cannot be changed: {error.strerror}")
             status = 2
         except NotEditableError as error:
             warn(f"{shown(path)}: not changed: {error}")
             status = 2
-    write(f"Added {_counted(added, 'suppression')} in {_counted(len(by_file), 'file')}.\n")
+    if by_file:
+        write(f"Added {_counted(added, 'suppression')} in {_counted(changed, 'file')}.\n")
+    else:
+        write("Nothing to suppress.\n")
     return status
 
 

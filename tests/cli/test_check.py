@@ -435,3 +435,8 @@ def test_a_full_disk_is_no_internal_error() -> None:
         ended = subprocess.run([sys.executable, "-m", "accumlint", "rule", "ACC101"], stdout=full, stderr=subprocess.PIPE, check=False)
     assert ended.returncode == 2
     assert ended.stderr.decode() == "accumlint: error: the output cannot be written: no space is left.\n"
+
+
+def test_where_nothing_is_found_there_is_nothing_to_suppress(plant: Write, lint: Lint) -> None:
+    plant("a.py")
+    assert lint("--add-ignore", "a.py") == (0, "Nothing to suppress.\n", "")
