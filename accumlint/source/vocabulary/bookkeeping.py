@@ -23,7 +23,7 @@ MOVING = "moving"  # an average that one more update changes, unlike that of the
 WHOLE_STATE = frozenset({"save_state", "save_training_state"})  # of engines: the optimizer's state is among what they save
 SAVER = re.compile(r"save|checkpoint|ckpt", re.IGNORECASE)
 GETTERS = frozenset({"property", "cached_property"})  # they tell an average and move none
-OF_METRICS = re.compile(r"(stats|metrics?|loss(es)?|meters?)$", re.IGNORECASE)
+OF_METRICS = re.compile(r"(stats|metrics?|loss(es)?|(?<!para)meters?)$", re.IGNORECASE)
 DEEPEST = 3
 
 
