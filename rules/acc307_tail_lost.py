@@ -162,6 +162,8 @@ def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterato
         zeros = [
             one for one in window.of(Kind.ZERO) if before.index < one.index < after.index and boundaries.acts_on(one, window.optimizer)
         ]
+        if any(_clears_inside(boundaries, first, zero) for zero in zeros):
+            continue
         counted = GATED in window.step.options  # by an engine, whose count goes on from one pass to the next
         fate = _discarded(zeros, before, after, turn) if zeros else "" if counted else _mixed(boundaries, first, own, after)
         if fate:
@@ -177,6 +179,12 @@ def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterato
                 place=gate.place if gate and gate.place.path == window.step.in_loop.path else window.step.in_loop,
                 confidence=boundaries.stands_still(window.optimizer, before.index, after.index),
             )
+
+
+def _clears_inside(boundaries: Boundaries, first: Window, zero: Event) -> bool:
+    """Whether the same line clears in the middle of a full window as well, which is ACC302."""
+    own = boundaries.own(first)
+    return any(one.place == zero.place and own[0].index < one.index < own[-1].index for one in first.of(Kind.ZERO))
 
 
 def _crossed(before: Event, after: Event) -> Turn | None:

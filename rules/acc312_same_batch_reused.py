@@ -55,7 +55,7 @@ from accumlint.weight import Quantity
 Inputs = list[tuple[int, ...]]
 
 ON_PURPOSE = re.compile(r"adv|pgd|attack|perturb|repeat|sample|pass|view|aug|draw|epoch|ensemble|\bmc_|particle|inner", re.IGNORECASE)
-FRESH = re.compile(r"\bislice\s*\(|\bnext\s*\(\s*iter\s*\(")
+FRESH = re.compile(r"\bislice\s*\(|\bnext\s*\(\s*iter\s*\(|\bzip\s*\(.*\brange\s*\(")
 RESTARTED = "restarted"
 SHUFFLED = "shuffled"  # a fresh iterator draws other batches
 

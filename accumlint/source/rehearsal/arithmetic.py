@@ -439,6 +439,10 @@ def _hanging(*values: Value) -> frozenset[str]:
 
 def _sum(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
     made = state.opaque((op.__name__, key_of(left), key_of(right)), state.recorder.text(node), left, right, attached=_attached(left, right))
+    if op is ast.Sub and made.attached:
+        state.recorder.compares(
+            frozenset().union(*(side.causes for side in (left, right) if isinstance(side, Opaque) and not side.attached))
+        )
     terms = [side for side in (left, right) if isinstance(side, Opaque) and (side.weight is not None or side.quantity is not None)]
     if not terms:
         return made

@@ -24,6 +24,8 @@ BY_INDEX = "by-index"  # cause of a comparison with the index that losses ignore
 WHOLE = "whole"  # cause of a comparison that selects everything, for all that is seen
 IGNORE_NAME = re.compile(r"ignored?_?(index|id|label|token)", re.IGNORECASE)  # what a loss is told to ignore, if there is any of it
 
+PAD_NAME = re.compile(r"(^|_)pad(ding)?(_?(idx|index|id|token|token_id|value))?$", re.IGNORECASE)
+
 
 def sum_of_counts(state: State, counts: list[Opaque], left: Value, right: Value, node: ast.AST) -> tuple[Quantity, Weight]:
     """A running count: of one micro-batch when it starts from zero, of the window once a second one is added."""
@@ -105,6 +107,8 @@ def selects(state: State, left: Value, right: Value, index: ast.AST) -> frozense
     """A comparison of data selects some of it: a different number each time, and perhaps none; with an index to ignore, if there is any."""
     if IGNORE_NAME.search(terminal(index)):
         return frozenset({"compared", "filtered", BY_INDEX} | (set() if state.index.ignores_targets else {WHOLE}))
+    if PAD_NAME.search(terminal(index)):
+        return frozenset({"compared"})  # what is filled up has something of its own
     positions = any(isinstance(side, Opaque) and "positions" in side.causes for side in (left, right))
     if isinstance(right, Known) and positions:
         return frozenset()

@@ -309,9 +309,13 @@ class Iteration(State):
         finite = [plan for plan in plans if not plan.endless] or plans
         fixed = [plan for plan in finite if not plan.open] or finite
         shortest = min(fixed, key=lambda plan: plan.count)
+        sources = [self.force(part) for part in value.parts]
+        cut = not shortest.open and any(isinstance(source, Stream) and source.kind == "range" for source in sources)
         return Plan(
             shortest.count,
-            lambda at: Items([plan.item(at) for plan in plans], "tuple"),
+            lambda at: Items(
+                [self._sliced(one, plan, at, node) if cut else plan.item(at) for one, plan in zip(sources, plans, strict=True)], "tuple"
+            ),
             shortest.open,
             all(plan.endless for plan in plans),
             shortest.root,

@@ -107,6 +107,7 @@ class Recorder:
     facts: dict[str, list[Evidence]] = field(default_factory=dict)
     entries: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)  # by the index of a skip, the index at which what it passes over is over
+    compared: set[str] = field(default_factory=set)  # models whose earlier outputs are taken from their present ones
     micro_batches: int = 0
     updates: int = 0  # that were done so far
     used: frozenset[int] = frozenset()  # the data that forwards were given
@@ -182,7 +183,11 @@ class Recorder:
         """
         own = {model.uid for model in models}
         cached = (cause.split(":") for cause in causes if cause.startswith("cached:"))
-        return any(int(uid) in own and turn != self._turn for _, uid, turn in cached)
+        return any(int(uid) in own and uid not in self.compared and turn != self._turn for _, uid, turn in cached)
+
+    def compares(self, causes: Set[str]) -> None:
+        """Notes that what a model gave earlier is taken from what it gives now: old probabilities, not features to replay."""
+        self.compared.update(cause.split(":")[1] for cause in causes if cause.startswith("cached:"))
 
     @property
     def _turn(self) -> str:

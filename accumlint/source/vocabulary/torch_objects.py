@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from accumlint.source.reading.counting import counts_batches, total_of, totals_in
-from accumlint.source.reading.facts import LOSS_WORDS
+from accumlint.source.reading.facts import LOSS_WORDS, terminal
+from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.units import Units
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.values import (
@@ -70,6 +71,7 @@ CRITERIA = {
     "HingeEmbeddingLoss": "hinge_embedding_loss",
     "MultiLabelMarginLoss": "multilabel_margin_loss",
 }
+MODULE = frozenset({"torch.nn.Module", "nn.Module", "Module"})
 MODULE_BASES = re.compile(r"(^|\.)(Module|PreTrainedModel|\w*PreTrainedModel|ModelMixin|LightningModule|Sequential|ModuleList)$")
 
 
@@ -230,12 +232,47 @@ def construct(state: Machine, cls: Class, call: Call) -> Value | None:
     )
     if LOSS_WORDS.search(cls.node.name) and not any("pretrained" in name.lower() for name in bases):
         return Instance(cls)
+    if state.index.once("only computes", cls.node, lambda _: _only_computes(cls)):
+        return Instance(cls)  # a criterion by another name
     forward = cls.find("forward")
     if any(MODULE_BASES.search(name) for name in names) or (isinstance(forward, Function) and names):
         instance = Instance(cls)
         instance.actor = make_actor(Role.MODEL, cls.node.name)
         return instance
     return None
+
+
+def _only_computes(cls: Class) -> bool:
+    """Whether a module has nothing to train: it compares two things by functions, its own methods and torch's criteria alone."""
+    others = [base for base in cls.ancestry() if not isinstance(base, Class)]
+    if not others or any(not isinstance(base, Opaque) or (base.path or base.text) not in MODULE for base in others):
+        return False
+    nodes = [cls.node, *(base.node for base in cls.ancestry() if isinstance(base, Class))]
+    methods = {part.name: part for node in reversed(nodes) for part in node.body if isinstance(part, ast.FunctionDef)}
+    forward = methods.get("forward")
+    if forward is None or len(forward.args.args) - len(forward.args.defaults) < 3:
+        return False
+    criteria = {
+        terminal(target)
+        for method in methods.values()
+        for part in walk(method)
+        if isinstance(part, ast.Assign) and isinstance(part.value, ast.Call) and terminal(part.value.func) in CRITERIA
+        for target in part.targets
+    }
+    return not any(_may_train(part, {*methods, *criteria}) for method in methods.values() for part in walk(method))
+
+
+def _may_train(part: ast.AST, own: set[str]) -> bool:
+    """Whether something is called or gone over that may be a layer, or a parameter is made."""
+    if isinstance(part, (ast.For, ast.comprehension)):
+        return any(isinstance(each, ast.Name) and each.id == "self" for each in walk(part.iter))
+    if not isinstance(part, ast.Call):
+        return False
+    if terminal(part.func) in {"Parameter", "register_parameter"}:
+        return True
+    if isinstance(part.func, ast.Attribute):
+        return isinstance(part.func.value, ast.Name) and part.func.value.id == "self" and part.func.attr not in {*own, "register_buffer"}
+    return isinstance(part.func, ast.Subscript)
 
 
 def fallback(state: Machine, call: Call) -> Value | None:
