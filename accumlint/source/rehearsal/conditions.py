@@ -92,13 +92,24 @@ class Conditions(State):
             holds = False  # the run that trains does not end here
         if holds and isinstance(test, Known) and self.ways(node)[0] == {"continue"} and self._skips_ahead(node, test):
             holds = False  # a run that is not resumed
+        elif not holds and isinstance(test, Known) and self._gives_later(node, test):
+            holds = True
         return self._guarded(node, node.body if holds else node.orelse, test, holds)
 
     def _skips_ahead(self, node: ast.If, test: Known) -> bool:
         """Whether a resumed run leaves out the batches before some number here: `if i < resume_step: continue`."""
         if test.roots & frozenset(self.world.knowledge.accumulations.values()) or not any(map(_is_below, walk(node.test))):
             return False
-        return Kind.BACKWARD in self.index.kinds(self.index.following(node)) and Kind.BACKWARD not in self.index.kinds(node.body)
+        after = self.index.following(node)
+        trains = Kind.BACKWARD in self.index.kinds(after) or any(self.index.holds(each, ast.Yield) for each in after)
+        return trains and Kind.BACKWARD not in self.index.kinds(node.body)
+
+    def _gives_later(self, node: ast.If, test: Known) -> bool:
+        """Whether a resumed run's loader gives batches from some number on: `if i >= passed_over: yield batch`."""
+        if test.roots & frozenset(self.world.knowledge.accumulations.values()) or node.orelse or not self.index.holds(node, ast.Yield):
+            return False
+        compared = node.test
+        return isinstance(compared, ast.Compare) and isinstance(compared.ops[0], (ast.Gt, ast.GtE)) and isinstance(compared.left, ast.Name)
 
     def _is_open_length(self, test: Known, node: ast.expr) -> bool:
         """Whether a test of what must not be is about the number of some things, as far as nobody knows it."""

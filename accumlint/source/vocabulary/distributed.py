@@ -204,7 +204,9 @@ def all_reduce(state: Machine, call: Call) -> Value | None:
     state.recorder.fact("distributed", call.node)
     group = group_of(state, call.argument(2, "group"))
     if isinstance(value, Opaque):
-        value.agreed = True
+        for one in (value, *value.attributes.values()):
+            if isinstance(one, Opaque):
+                one.agreed = True  # and so do its elements: `counts[2]`
         if value.quantity is Quantity.WINDOW_UNITS or (value.quantity is Quantity.UNITS and not state.recorder.turns):
             value.quantity = Quantity.GLOBAL_UNITS
             root = root_of(value)

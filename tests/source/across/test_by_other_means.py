@@ -133,3 +133,57 @@ def main(loader, model, args):
 
 def test_graphs_that_several_micro_batches_keep_for_one_joint_loss(tmp_path: Path) -> None:
     assert codes(tmp_path, JOINT.replace("{joint}", "torch.cat(kept, dim=0).std().backward()")) == set()
+
+
+RESUMING = """
+class Resuming(torch.utils.data.DataLoader):
+    def __init__(self, dataset, passed_over=0, **more):
+        super().__init__(dataset, **more)
+        self.passed_over = passed_over
+
+    def __iter__(self):
+        for index, batch in enumerate(super().__iter__()):
+            {giving}
+
+def main(dataset, model, args):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = Resuming(dataset, passed_over=args.updates * args.k)
+    for step, x in enumerate(loader):
+        loss = model(x).square().mean() / args.k
+        loss.backward()
+        if step % args.k == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+EARLY = "if index < self.passed_over:\n                continue\n            yield batch"
+
+
+@pytest.mark.parametrize("giving", ["if index >= self.passed_over:\n                yield batch", EARLY, "yield batch"])
+def test_a_loader_of_the_project_that_resumes(tmp_path: Path, giving: str) -> None:
+    assert codes(tmp_path, RESUMING.replace("{giving}", giving)) == {"ACC306"}
+
+
+COUNTED = """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main(loader, net):
+    dist.init_process_group("gloo")
+    model = DDP(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        loss = model(x).square().mean()
+        seen = torch.zeros(2)
+        seen[0] += loss.detach()
+        seen[1] += torch.isnan(loss).float()
+        loss.backward()
+        {reduction}
+        if seen[1] == 0:
+            optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("dist.all_reduce(seen)", set()), ("print(seen)", {"ACC105"})])
+def test_the_elements_of_what_was_reduced_agree(tmp_path: Path, reduction: str, expected: set[str]) -> None:
+    assert codes(tmp_path, COUNTED.replace("{reduction}", reduction)) == expected
