@@ -195,7 +195,8 @@ def taken(state: Machine, call: Call) -> Value | None:
     """The forward of a model of the source; a `from_pretrained` that a class of it brings itself: long, and it gives one of its objects."""
     function = call.function
     if isinstance(function, Function) and function.name == "forward" and not state.index.kinds(function.node) & {Kind.BACKWARD, Kind.STEP}:
-        return _called(state, call, function.bound) if isinstance(function.bound, Instance) else None
+        caller = state.frame.function.bound if state.frame.function is not None else None  # a trainer may have a helper of that name
+        return _called(state, call, function.bound) if isinstance(function.bound, Instance) and function.bound is not caller else None
     if not isinstance(function, Function) or function.name != "from_pretrained" or not isinstance(function.bound, Class):
         return None
     made = state.begun(function.bound, call.node)

@@ -295,6 +295,30 @@ def test_a_forward_by_its_name_goes_round_a_wrapper_or_not(tmp_path: Path, model
     assert found(tmp_path, OWN_FORWARD.replace("{model}", model)) == expected
 
 
+HELPER = """
+class Trainer:
+    def __init__(self, net, args):
+        self.model = DDP(net)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.args = args
+
+    def forward(self, model, batch):
+        return model(batch).square().mean()
+
+    def train(self, loader):
+        for step, batch in enumerate(loader):
+            loss = self.forward(self.model, batch) / self.args.k
+            loss.backward()
+            if (step + 1) % self.args.k == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+"""
+
+
+def test_a_helper_that_is_called_forward_is_none(tmp_path: Path) -> None:
+    assert found(tmp_path, HELPER) == []
+
+
 CONSTANTS = """
 devices = 1
 batch_size = 64 / devices
