@@ -41,6 +41,12 @@ def book_kinds(name: str, receiver: str, call: ast.Call) -> set[Kind]:
 
 
 @cache
+def may_average(name: str) -> bool:
+    """Whether there is an object whose method of this name moves an average."""
+    return name == "update_parameters" or name in UPDATES or AVERAGE_CALL.search(name) is not None
+
+
+@cache
 def averages_by_name(name: str, receiver: str) -> bool:
     """Whether a call moves an average of the weights, as far as names tell."""
     if name == "update_parameters" or AVERAGE_CALL.search(name):

@@ -13,6 +13,7 @@ from accumlint.source.reading.nodes import children
 
 MAX_EXPRESSION = 60
 MAX_BLOCKS = 100
+LEAVES = frozenset({ast.Name, ast.Constant})  # they hold nothing
 
 _TRAINING_CALLS = frozenset({"backward", "manual_backward", "step", "zero_grad", "no_sync", "unscale_", "clip_grad_norm_", "accumulate"})
 
@@ -46,7 +47,7 @@ def _may_be_deep(node: ast.AST) -> bool:
 def _limit_expression(root: ast.AST) -> ast.AST | None:
     level: list[ast.AST] = [root]
     for _ in range(MAX_EXPRESSION):
-        level = [child for node in level for child in children(node)]
+        level = [child for node in level for child in children(node) if child.__class__ not in LEAVES]
         if not level:
             return None
     for node in level:

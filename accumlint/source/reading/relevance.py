@@ -84,6 +84,8 @@ class Relevance:
             receiver = terminal(part.func.value) if isinstance(part.func, ast.Attribute) else ""
             if TALK.match(name) or (receiver and TALKERS.search(receiver)) or name in TRACKED_QUIET:
                 continue
+            if _declares_option(node, part) and not self.index.callees(part):
+                continue
             touched = {terminal(arg) for arg in part.args} | {receiver} if isinstance(node, ast.Expr) else set()
             if touched & self.needed or name in self.index.tracked or (isinstance(node, ast.Expr) and self.index.callees(part)):
                 return True
@@ -159,6 +161,13 @@ TRACKED_QUIET = frozenset(
     item detach tolist cpu numpy format join time perf_counter
     """.split()
 )
+
+
+def _declares_option(node: ast.stmt, call: ast.Call) -> bool:
+    """`parser.add_argument("--lr", type=float)` as a statement: what the option is, nobody knows before the arguments are parsed."""
+    if not isinstance(node, ast.Expr) or node.value is not call or not isinstance(call.func, ast.Attribute):
+        return False
+    return call.func.attr == "add_argument" and isinstance(call.func.value, ast.Name)
 
 
 def _is_number(node: ast.expr) -> bool:

@@ -20,6 +20,7 @@ from accumlint.source.rehearsal.values import (
     Method,
     Module,
     Opaque,
+    Phi,
     Root,
     Stream,
     Thing,
@@ -38,8 +39,11 @@ ABOUT_TENSOR = frozenset(
 class Access(State):
     """Looks into values."""
 
+    __slots__ = ()
+
     def attribute(self, value: Value, name: str, node: ast.AST) -> Value:
-        value = self.force(value)
+        if value.__class__ is Phi:
+            value = self.force(value)
         if isinstance(value, Opaque):  # the most frequent one
             return self.opaque_attribute(value, name)
         if isinstance(value, Instance):
@@ -70,14 +74,17 @@ class Access(State):
             return known
         if name == "requires_grad" and value.forwards and value.attached:
             return TRUE
-        text = f"{value.text}.{name}" if value.text else name
+        whole = value.text
+        text = f"{whole}.{name}" if whole else name
         if name in BATCH_COUNTS and "loader" in value.text.lower():
             root = Root(("len", value.key), text, "length")
             length = self.world.number(root)
             if length is not None:
                 return Known(length, frozenset({root}), root)
-        made = self.opaque((".", value.key, name), text, value, name=name, owner=value)
-        made.path = f"{value.path}.{name}" if value.path else ""
+        made = self.opaque((".", value.key, name), text, value)
+        made.name, made.owner = name, value
+        if value.path:
+            made.path = f"{value.path}.{name}"
         if value.weight is not None and name in {"data", "T"}:
             made.weight, made.reduced = value.weight, value.reduced
         if name == "grad" or value.name == "grad":
@@ -128,7 +135,10 @@ class Access(State):
         return made
 
     def item(self, value: Value, key: Value, node: ast.AST) -> Value:
-        value, key = self.force(value), self.force(key)
+        if value.__class__ is Phi:
+            value = self.force(value)
+        if key.__class__ is Phi:
+            key = self.force(key)
         if isinstance(value, Items):
             return self._items_item(value, key, node)
         if isinstance(value, Mapping):

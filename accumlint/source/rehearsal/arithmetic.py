@@ -25,7 +25,7 @@ from accumlint.source.rehearsal.counts import (
     sum_of_counts,
 )
 from accumlint.source.rehearsal.skips import HANGS
-from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Root, Value, key_of, setting_keys
+from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Phi, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
 
 if TYPE_CHECKING:
@@ -77,7 +77,11 @@ OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 def combine(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
     """The value of `left op right`."""
-    left, right = _settled(state, state.force(left)), _settled(state, state.force(right))
+    if left.__class__ is Phi:
+        left = state.force(left)
+    if right.__class__ is Phi:
+        right = state.force(right)
+    left, right = _settled(state, left), _settled(state, right)
     if op in {ast.Div, ast.FloorDiv} and isinstance(right, Known) and right.root is not None and right.root.kind == "length":
         state.batch_counts.update(setting_keys(left))
     if isinstance(left, Known) and isinstance(right, Known):
@@ -108,13 +112,15 @@ def combine(state: State, op: type[ast.operator], left: Value, right: Value, nod
 
 def _settled(state: State, value: Value) -> Value:
     """The number of a value that was found to be K, whatever it was computed from."""
-    if isinstance(value, Opaque) and not (value.forwards or value.born) and value.key in state.world.knowledge.accumulations:
-        return state.number(value) or value
+    if value.__class__ is Opaque:
+        accumulations = state.world.knowledge.accumulations
+        if accumulations and value.key in accumulations and not (value.forwards or value.born):
+            return state.number(value) or value
     return value
 
 
 def is_tensor(value: Value) -> bool:
-    return isinstance(value, Opaque) and bool(value.forwards or value.born or value.weight is not None or value.attached)
+    return value.__class__ is Opaque and bool(value.born or value.forwards or value.attached or value.weight is not None)
 
 
 def _is_setting(value: Value) -> bool:

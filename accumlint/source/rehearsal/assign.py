@@ -29,6 +29,8 @@ COUNTS = re.compile(r"count|^(n|num)_|_(n|num|size)$|n?tokens$|^total", re.IGNOR
 class Assignments(State):
     """Carries out assignments."""
 
+    __slots__ = ()
+
     def _named(self, target: ast.expr, node: ast.expr, value: Value) -> Value:
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
         if name and self.world.knowledge.is_accumulation_name(name):

@@ -21,6 +21,8 @@ from accumlint.trace import Event, Guard, Kind
 class Blocks(State):
     """Runs with, try and match statements."""
 
+    __slots__ = ()
+
     def _exec_With(self, node: ast.With | ast.AsyncWith) -> Signal | None:
         return self._with_items(node, list(node.items))
 

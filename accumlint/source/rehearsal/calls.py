@@ -28,7 +28,6 @@ from accumlint.source.rehearsal.values import (
     Method,
     Opaque,
     Partial,
-    Phi,
     Root,
     Stream,
     Thing,
@@ -62,6 +61,8 @@ CLIPS_AT = re.compile(r"(^|_)(max_)?(grad(ient)?_(norm|clip)|clip_?(grad|norm))"
 class Calls(State):
     """Carries out calls."""
 
+    __slots__ = ()
+
     vocabulary: Vocabulary
     memory: dict[Any, Any]
 
@@ -73,8 +74,11 @@ class Calls(State):
     def call(self, call: Call) -> Value:
         self.tick()
         function = call.function
-        if isinstance(function, Opaque) or (isinstance(function, Method) and not isinstance(function.receiver, (Items, Mapping, Known))):
-            known = self.vocabulary.call(self, call)  # type: ignore[arg-type]
+        if isinstance(function, Opaque):  # the most frequent one
+            known = self.vocabulary.call(self._machine, call)
+            return known if known is not None else self.unknown_call(call)
+        if isinstance(function, Method) and not isinstance(function.receiver, (Items, Mapping, Known)):
+            known = self.vocabulary.call(self._machine, call)
             if known is not None:
                 return known
         if isinstance(function, Function):
@@ -296,7 +300,7 @@ class Calls(State):
                 frame.names[name] = default
 
     def _argument(self, name: str, node: ast.AST | None, value: Value) -> Value:
-        self.christen(name, self.force(value) if not isinstance(value, Phi) else value)
+        self.christen(name, value)
         return self.named_constant(name, node, value)
 
     def parameter(self, function: Function, name: str) -> Value:
@@ -394,9 +398,12 @@ class Calls(State):
         key = ("call", key_of(call.function) if receiver is None else ("method", key_of(receiver), call.name), *map(key_of, values))
         made = self.opaque(key, self.recorder.text(call.node), *parts)
         made.name = call.name
-        made.attached = any(part.__class__ is Opaque and part.attached for part in parts)
-        actors = [actor_of(value) for value in values]
-        tracked = tuple([actor for actor in actors if actor is not None and actor.role is not Role.LOADER])
+        for part in parts:
+            if part.__class__ is Opaque and part.attached:
+                made.attached = True
+                break
+        actors = [actor for actor in map(actor_of, values) if actor is not None]
+        tracked = tuple([actor for actor in actors if actor.role is not Role.LOADER])
         nested = tuple(
             [
                 actor

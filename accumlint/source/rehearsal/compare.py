@@ -20,6 +20,7 @@ from accumlint.source.rehearsal.values import (
     Known,
     Mapping,
     Opaque,
+    Phi,
     Root,
     Value,
     actor_of,
@@ -39,9 +40,20 @@ ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.Subscript)
 
+FLIPPED: dict[type[ast.cmpop], tuple[str, bool]] = {
+    ast.NotEq: ("==", True),
+    ast.Eq: ("==", False),
+    ast.GtE: ("<", True),
+    ast.Lt: ("<", False),
+    ast.Gt: (">", False),
+    ast.LtE: (">", True),
+}  # the comparison that each is, and whether it is that one's opposite
+
 
 class Comparisons(State):
     """Compares values, and joins and inverts answers."""
+
+    __slots__ = ()
 
     def _eval_UnaryOp(self, node: ast.UnaryOp) -> Value:
         value = self.force(self.eval(node.operand))
@@ -106,10 +118,14 @@ class Comparisons(State):
     def _eval_Compare(self, node: ast.Compare) -> Value:
         if len(node.ops) > 1 and all(isinstance(part, PLAIN) for part in node.comparators[:-1]):
             return self._eval_BoolOp(self.index.once("pairs", node, lambda _: _in_pairs(node)))
-        left = self.force(self.eval(node.left))
+        left = self.eval(node.left)
+        if left.__class__ is Phi:
+            left = self.force(left)
         result: Value = TRUE
         for op, right_node in zip(node.ops, node.comparators, strict=False):
-            right = self.force(self.eval(right_node))
+            right = self.eval(right_node)
+            if right.__class__ is Phi:
+                right = self.force(right)
             result = self._compare(op, left, right, node)
             if isinstance(result, Known) and not result.value:
                 return result
@@ -177,15 +193,7 @@ class Comparisons(State):
         if isinstance(grown, Known) and self.index.once("fills up", node, self._fills_up):
             size = Root(key_of(right), self.recorder.text(node.comparators[0]), "length")
             return Known(grown.value >= self.world.k, gates=frozenset({size}))
-        flipped = {
-            ast.NotEq: ("==", True),
-            ast.Eq: ("==", False),
-            ast.GtE: ("<", True),
-            ast.Lt: ("<", False),
-            ast.Gt: (">", False),
-            ast.LtE: (">", True),
-        }
-        name, negative = flipped[type(op)]
+        name, negative = FLIPPED[type(op)]
         gates = NO_ROOTS
         counter = isinstance(left, Known) and isinstance(left.value, int)
         if counter and isinstance(right, Opaque) and not right.born and not right.forwards:

@@ -37,6 +37,8 @@ LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 class Conditions(State):
     """Answers if statements."""
 
+    __slots__ = ()
+
     def _rest_of(self, node: ast.If, rest: Sequence[ast.stmt]) -> Signal | None:
         """What follows an early `continue` happens under its condition."""
         if not self.index.kinds(rest) and not self.index.keeps_books(rest):

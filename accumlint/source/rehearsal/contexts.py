@@ -20,6 +20,8 @@ from accumlint.trace import Kind
 class Contexts(State):
     """Enters and leaves context managers."""
 
+    __slots__ = ()
+
     def within_context(self, kind: str) -> bool:
         return any(context.kind == kind for context in self.contexts)
 

@@ -168,10 +168,13 @@ def spanned(state: State, factor: Factor) -> Factor:
 
 def _home(state: State, parts: tuple[Value, ...]) -> tuple[OpenTurn, ...]:
     """The turns down to the one whose data is counted; all of them where that is not known."""
-    born = frozenset[int]().union(*(part.born for part in parts if isinstance(part, Opaque)))
     turns = state.recorder.turns
-    last = next((at for at in range(len(turns) - 1, -1, -1) if turns[at].taken & born), len(turns) - 1)
-    return tuple(turns[: last + 1])
+    born = frozenset[int]().union(*[part.born for part in parts if isinstance(part, Opaque)])
+    if born:
+        for at in range(len(turns), 0, -1):
+            if not born.isdisjoint(turns[at - 1].taken):
+                return tuple(turns[:at])
+    return tuple(turns)
 
 
 def span_of(counts: Iterable[Value]) -> tuple[int, int] | None:
@@ -184,8 +187,7 @@ def count(state: State, quantity: Quantity, key: Any, node: ast.AST, *parts: Val
     """A number of targets or inputs, as a value that can divide; `of` names the mask whose sum it is."""
     text = state.recorder.text(node)
     made = state.opaque(key, text, *parts, quantity=quantity, guarded=guarded, reduced=True)
-    made.forwards = frozenset()
-    made.attached = False
+    made.forwards, made.attached = frozenset(), False
     root = root_of(*parts)
     if not root:
         root = f"{text}:{getattr(node, 'lineno', 0)}"

@@ -34,21 +34,24 @@ from accumlint.source.rehearsal.values import (
 from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps
 from accumlint.trace import Kind
 
+NAME = ast.Name
 HANDLERS: dict[type[ast.expr], Callable[[Any, Any], Value]] = {}  # of the one interpreter there is
 
 
 class Expressions(Access, Comparisons):
     """Evaluates expressions."""
 
+    __slots__ = ()
+
     def eval(self, node: ast.expr) -> Value:
-        self.steps += 1
-        if self.steps > MOST_STEPS:
+        self.steps = steps = self.steps + 1
+        if steps > MOST_STEPS:
             raise OutOfSteps
-        if isinstance(node, ast.Name):  # the commonest
-            found = self.frame.names.get(node.id)
+        kind = node.__class__
+        if kind is NAME:  # the commonest
+            found = self.frame.names.get(node.id)  # type: ignore[attr-defined]
             if found is not None:
                 return found
-        kind = node.__class__
         handler = HANDLERS.get(kind)
         if handler is None:
             handler = HANDLERS[kind] = getattr(type(self), f"_eval_{kind.__name__}", Expressions._unknown)

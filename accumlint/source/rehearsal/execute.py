@@ -34,6 +34,8 @@ HANDLERS: dict[type[ast.stmt], Callable[[Any, Any], Signal | None]] = {}  # of t
 class Statements(Assignments, Conditions, Blocks):
     """Runs statements."""
 
+    __slots__ = ()
+
     def block(self, statements: Sequence[ast.stmt]) -> Signal | None:
         known = self.relevance.known
         for at, statement in enumerate(statements):
@@ -48,8 +50,8 @@ class Statements(Assignments, Conditions, Blocks):
         return None
 
     def statement(self, node: ast.stmt) -> Signal | None:
-        self.steps += 1
-        if self.steps > MOST_STEPS:
+        self.steps = steps = self.steps + 1
+        if steps > MOST_STEPS:
             raise OutOfSteps
         kind = node.__class__
         if kind is ast.If:

@@ -42,6 +42,8 @@ SETTINGS = re.compile(
 class Iteration(State):
     """Plans for everything that can be iterated."""
 
+    __slots__ = ()
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._data: dict[Any, int] = {}

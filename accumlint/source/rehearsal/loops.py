@@ -20,6 +20,8 @@ from accumlint.trace import Kind
 class Loops(State):
     """Runs for and while loops."""
 
+    __slots__ = ()
+
     def _exec_For(self, node: ast.For | ast.AsyncFor) -> Signal | None:
         source = self.force(self.eval(node.iter))
         entry = self.recorder.entries.get(node.lineno, 0)

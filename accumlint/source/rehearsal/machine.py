@@ -57,6 +57,13 @@ ABOUT_MASKS = frozenset(
 class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Modules, Unfollowed):
     """Rehearses one module in one world."""
 
+    __slots__ = tuple(
+        """
+        vocabulary memory frameworks optimizers models hooks in_hook saving in_closure engines backpropagated freed parents
+        wrappers frozen versions
+        """.split()
+    )
+
     def __init__(
         self, index: Index, relevance: Relevance, recorder: Recorder, world: World, vocabulary: Vocabulary, program: Program | None = None
     ) -> None:

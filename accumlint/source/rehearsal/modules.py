@@ -16,6 +16,8 @@ DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 class Modules(State):
     """Binds what imports bring, and runs the statements of a followed module when it is first asked for a name."""
 
+    __slots__ = ()
+
     def _exec_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             name = alias.asname or alias.name.split(".")[0]

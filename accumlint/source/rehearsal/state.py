@@ -152,6 +152,14 @@ def _counts_data(value: Opaque) -> bool:
 class State:
     """What the parts of the interpreter share. Each part adds the methods declared here without a body."""
 
+    __slots__ = tuple(
+        """
+        index recorder relevance world globals program modules frame kept_frames holders steps running journal supposed sides
+        forward no_grad contexts limits asked last_branch last_test entered covered managing model_calls consumers yield_roots
+        counted_in loss_calls pieces keys names_of_data identities batch_counts sizes _data prepares
+        """.split()
+    )  # found sooner than in a dict of this size
+
     def __init__(self, index: Index, relevance: Relevance, recorder: Recorder, world: World) -> None:
         self.index = index
         self.recorder = recorder
@@ -196,7 +204,9 @@ class State:
             frame.names.clear()
         for holder in self.holders:
             holder.attributes.clear()
-        self.__dict__.clear()
+        for kind in (State, type(self)):
+            for name in kind.__slots__:
+                delattr(self, name)
 
     # Provided by the other parts of the interpreter.
     def eval(self, node: ast.expr) -> Value:
@@ -316,6 +326,8 @@ class State:
 
     def force(self, value: Value) -> Value:
         """Answers the condition that a value hangs on."""
+        if value.__class__ is not Phi:
+            return value
         while isinstance(value, Phi):
             holds = self.holds(value.condition, self._prefers_then(value), weight=self._stake(value))
             value = value.then if holds else value.otherwise
@@ -370,7 +382,8 @@ class State:
 
     def truth(self, value: Value, preference: bool = True, *, flips: bool = True, weight: int = 0) -> bool:
         """Whether a value is true here; an unknown one is decided as preferred and stays so."""
-        value = self.force(value)
+        if value.__class__ is Phi:
+            value = self.force(value)
         if isinstance(value, Known):
             try:
                 return bool(value.value)
@@ -399,7 +412,8 @@ class State:
 
         `role` "modulus" or "bound" lets the name of a setting that nothing else has told about decide that it is K.
         """
-        value = self.force(value)
+        if value.__class__ is Phi:
+            value = self.force(value)
         if isinstance(value, Known):
             return value if isinstance(value.value, (int, float)) else None
         if isinstance(value, Opaque) and role and value.key in self.sizes:

@@ -19,6 +19,8 @@ LOSSES = re.compile(r"losses(?![a-z])", re.IGNORECASE)  # several, or one a samp
 class Unfollowed(State):
     """Colours the results of unfollowed calls."""
 
+    __slots__ = ()
+
     def goes_forward(self, model: Value, actor: Actor, node: ast.AST, data: frozenset[int]) -> int:
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.books import METRIC_NAME, SAVE_NAME, averages_by_name, blends
+from accumlint.source.reading.books import METRIC_NAME, SAVE_NAME, averages_by_name, blends, may_average
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.values import NONE, Function, Instance, Items, Mapping, Opaque, Thing, Value, make_actor
@@ -72,7 +72,9 @@ def state_of(state: Machine, call: Call) -> Value | None:
 def average(state: Machine, call: Call) -> Value | None:
     """`ema.update(model)`, `averaged.update_parameters(model)`, `update_ema(ema_model, model)`."""
     known = isinstance(call.function, Function)
-    if not (known or averages_by_name(call.name, _receiver_name(call))) or any(map(_is_of_metrics, call.node.args)):
+    if not (known or (may_average(call.name) and averages_by_name(call.name, _receiver_name(call)))) or any(
+        map(_is_of_metrics, call.node.args)
+    ):
         return None
     receiver = state.force(receiver_of(call) or NONE)
     if role_of(state, receiver) in {Role.OPTIMIZER, Role.SCALER, Role.SCHEDULER}:

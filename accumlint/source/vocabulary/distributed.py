@@ -20,6 +20,7 @@ from accumlint.source.rehearsal.values import (
     Items,
     Known,
     Opaque,
+    Phi,
     Stream,
     Thing,
     Value,
@@ -323,7 +324,9 @@ def same_iterable(state: Machine, call: Call) -> Value | None:
 
 def fallback(state: Machine, call: Call) -> Value | None:
     """What an unknown function makes of `enumerate(loader)` is the same to go over: a progress bar by another name."""
-    first = state.force(call.args[0]) if call.args else None
+    first = call.args[0] if call.args else None
+    if first.__class__ is Phi:
+        first = state.force(first)
     if not isinstance(first, Stream):
         return None
     return first if first.kind == "enumerate" or (first.kind in {"zip", "iterator"} and PROGRESS_NAME.search(call.name)) else None

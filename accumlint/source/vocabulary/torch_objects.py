@@ -278,9 +278,9 @@ def _may_train(part: ast.AST, own: set[str]) -> bool:
 
 def fallback(state: Machine, call: Call) -> Value | None:
     """Constructors that are known by the form of their names."""
-    name = call.path.rsplit(".", 1)[-1] if call.path else call.name
     if call.receiver is not None and not call.path:
         return None
+    name = call.path.rsplit(".", 1)[-1] if call.path else call.name
     if name in CRITERIA:
         return criterion(state, call)
     if makes_optimizer(name) or (

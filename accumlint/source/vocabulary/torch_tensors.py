@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, OF_ROWS, SAME_SHAPE, SELECTED, identity, is_tensor, scale
 from accumlint.source.rehearsal.counts import BY_INDEX, count, counts_of_parts, guard, last_part, selects
-from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Stream, Thing, Value, key_of
+from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Phi, Stream, Thing, Value, key_of
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind
 from accumlint.weight import Factor, Quantity, Weight
@@ -370,8 +370,8 @@ def _mask_of_lengths(state: Machine, call: Call) -> Value | None:
 
 
 def _named_criterion(state: Machine, call: Call) -> Value | None:
-    values = list(map(state.force, call.values))
-    tensors = [value for value in values if isinstance(value, Opaque) and (value.forwards or value.attached)]
+    values = [state.force(value) if value.__class__ is Phi else value for value in call.values]
+    tensors = [value for value in values if value.__class__ is Opaque and (value.forwards or value.attached)]
     nested = [
         part
         for value in values
