@@ -55,6 +55,8 @@ CODE = "ACC306"
 
 COUNTER_IS = re.compile(r"\w+ == ")  # a variable of the function's own, which nobody else sets back
 
+UNLIKE = ("warm-up", "leaves-out", "windows-by-size")  # facts: K changes, batches are left out, or a window ends at a number of samples
+
 
 @rule(CODE, "wrong-boundary", Severity.ERROR, measured="the first window is shorter than the next ones")
 def check(trace: Trace) -> Iterator[Finding]:
@@ -79,7 +81,7 @@ def _first_pass(view: Boundaries, windows: list[Window]) -> list[Window]:
 def _short_start(trace: Trace, view: Boundaries, windows: list[Window]) -> str:
     """The first window is short and all others are K, the pass's last perhaps flushed."""
     first, *rest = (view.size(window) for window in windows)
-    if not rest or trace.fact("warm-up") or trace.fact("leaves-out"):
+    if not rest or any(trace.fact(name) for name in UNLIKE):
         return ""
     full = trace.accumulation.value if trace.accumulation is not None else rest[0]
     steady = rest[0] == full and all(size == full for size in rest[:-1]) and rest[-1] <= full

@@ -26,6 +26,7 @@ FROM_SOURCE = (
     "freezes",
     "means-to-accumulate",
     "gradients-by-hand",
+    "windows-by-size",
 )
 
 

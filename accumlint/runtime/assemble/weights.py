@@ -106,6 +106,8 @@ def explain(divisors: Sequence[float], counts: Sequence[Counts], *, mean: bool) 
     if all(_close(each, 1.0) for each in divisors):
         return ()
     sized = all(_close(each, one.size) for each, one in zip(divisors, counts, strict=True))
+    if mean and sized:
+        return ((_K, 1),)  # also in a short last window, whose size may be that of the group
     for monomial in _OF_A_MEAN if mean else _OF_A_SUM:
         if monomial == ((_K, 2),) and sized:
             break  # another optimizer of the loop has another K

@@ -32,6 +32,7 @@ from accumlint.source.reading.nodes import every, places_of, remember, stretch_o
 from accumlint.source.reading.steppers import steppers
 from accumlint.trace import Kind
 
+CALLS_BACK = frozenset({"step", "register_post_accumulate_grad_hook"})  # methods that call what they are given
 MODES = frozenset({"train", "eval"})  # that a module is put into
 MOST_SCHEDULE_ARGUMENTS = 2  # an epoch and a metric; `scheduler.step(noise, t, latents)` is a sampler's
 
@@ -98,7 +99,7 @@ class Index(Facts):
             plain = [function for function in self.functions.get(name, ()) if function not in self.owner]
             if plain and name in self.made and terminal(node.func.value) == "self":  # `self.main = nn.Linear(…)` is not the module's `main`
                 plain = [function for function in plain if function not in self.tree.body]
-            closures = functions_in(self, node.args[0]) if name == "step" and node.args else []
+            closures = functions_in(self, node.args[0]) if name in CALLS_BACK and node.args else []
             own = closures + list(self.methods.get(name, ())) + [function for function in plain if _suffices(node, function)]
             return own or self.aliases.get(name) or self._called_instances(name, guess=False)
         if isinstance(node.func, ast.Call) and terminal(node.func.func) == "getattr" and len(node.func.args) > 1:

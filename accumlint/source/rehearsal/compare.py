@@ -191,6 +191,7 @@ class Comparisons(State):
     def _compare_unknown(self, op: ast.cmpop, left: Value, right: Value, node: ast.Compare) -> Value:
         grown = left.attributes.get(GROWN) if isinstance(left, Opaque) and isinstance(op, (ast.Gt, ast.GtE)) else None
         if isinstance(grown, Known) and self.index.once("fills up", node, self._fills_up):
+            self.recorder.fact("windows-by-size", node)
             size = Root(key_of(right), self.recorder.text(node.comparators[0]), "length")
             return Known(grown.value >= self.world.k, gates=frozenset({size}))
         name, negative = FLIPPED[type(op)]

@@ -81,3 +81,10 @@ def test_a_number_of_the_objective_is_a_constant_and_a_moving_one_unknown() -> N
 def test_equal_counts_on_all_ranks_are_the_global_count_over_the_ranks() -> None:
     equal = [Counts(each, 8.0, 8.0, 16.0, 0.0, 16.0, 2, 2, 2) for each in (3.0, 5.0, 2.0, 6.0)]
     assert explain([8.0] * 4, equal, mean=False) in {((ALL, 1), (W, -1)), ((X, 1),)}
+
+
+def test_short_last_window_of_as_many_micro_batches_as_ranks_is_divided_by_its_size() -> None:
+    tail = [Counts(5.0, 5.0, 10.0, 20.0, 0.0, 10.0, 4, 2, 2)] * 4
+    assert explain([2.0] * 4, tail, mean=True) == ((K, 1),)
+    full = [Counts(5.0, 5.0, 20.0, 40.0, 0.0, 20.0, 4, 4, 2)] * 8
+    assert explain([2.0] * 8, full, mean=True) == ((W, 1),)
