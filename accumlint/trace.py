@@ -137,6 +137,9 @@ class Turn:
     endless: bool = False  # the loop was cut by the rehearsal (while True, an infinite generator): it has no tail
 
 
+SHIFTED = "shifted:"  # option of a loss or a count: what was cut from its second position on before, by name
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """A condition under which an event happened."""

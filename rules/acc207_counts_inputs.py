@@ -38,12 +38,13 @@ code is not seen may be set back there, and one that several optimizers share is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._division import place_of, stepping, written
-from accumlint.trace import Event, Kind, Place, Trace
+from accumlint.trace import SHIFTED, Event, Kind, Place, Trace, Window
 from accumlint.weight import Factor, Quantity
 
 COUNTS = (Quantity.UNITS, Quantity.INPUTS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS)
@@ -52,6 +53,7 @@ COUNTS = (Quantity.UNITS, Quantity.INPUTS, Quantity.WINDOW_UNITS, Quantity.GLOBA
 @rule("ACC207", "counts-inputs", Severity.WARNING, measured="the count used differs from the valid targets seen by the loss")
 def check(trace: Trace) -> Iterator[Finding]:
     yield from _never_set_back(trace)
+    yield from _before_the_shift(trace)
     evidence = trace.fact("ignored-targets")
     if evidence is None:
         return
@@ -89,6 +91,41 @@ def _never_set_back(trace: Trace) -> Iterator[Finding]:
                 window=window,
                 place=_running(counts[0], trace) or place_of(counts[0], each.backward),
             )
+
+
+def _before_the_shift(trace: Trace) -> Iterator[Finding]:
+    """A count of labels as they come, where the loss drops the first of each sequence, and that one is a target."""
+    if trace.fact("ignored-behind") is None:
+        return
+    for window, contributions in stepping(trace):
+        for each in contributions:
+            counts = written(each.weight, *COUNTS)
+            dropped = _dropped(each.backward, window)
+            whole = _counted_whole(counts[0], dropped, trace) if len(counts) == 1 and dropped else None
+            if whole is not None:
+                yield at(
+                    "ACC207",
+                    each.backward,
+                    f"`{whole.text}` counts the labels before the shift, but the loss drops the first of each sequence",
+                    help="count the labels that the loss uses: after the shift, without the ignored index",
+                    window=window,
+                    place=whole.place,
+                )
+
+
+def _dropped(backward: Event, window: Window) -> str:
+    """The name of the labels that all losses of a micro-batch take from the second position on."""
+    losses = [event for event in window.of(Kind.LOSS) if event.micro_batch == backward.micro_batch and event.index < backward.index]
+    names = {option for event in losses for option in event.options if option.startswith(SHIFTED)}
+    return next(iter(names)).removeprefix(SHIFTED) if len(names) == 1 and all(event.options & names for event in losses) else ""
+
+
+def _counted_whole(factor: Factor, name: str, trace: Trace) -> Event | None:
+    """The count of these labels as they come, which this factor goes back to."""
+    spelled = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+    counts = [event for event in trace.of(Kind.COUNT) if event.weight and factor.root in {one.root for one in event.weight.factors}]
+    whole = all(spelled.search(event.text) and not any(option.startswith(SHIFTED) for option in event.options) for event in counts)
+    return counts[0] if counts and factor.root and whole else None
 
 
 def _running(factor: Factor, trace: Trace) -> Place | None:

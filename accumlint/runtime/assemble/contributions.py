@@ -19,6 +19,7 @@ Call = tuple[Row, dict[str, Any], RankWindow]  # the backward, the loss call beh
 Site = str  # of a loss call, the same on all ranks
 
 TOLERANCE = 1e-2
+MOST_OVERCOUNTED = 1.5
 
 
 class Contributions:
@@ -31,6 +32,7 @@ class Contributions:
         self._before: dict[tuple[Site, int], float] = defaultdict(float)  # targets of a rank in the windows before the present one
         self.k = k
         self._world = world
+        self._overcounts = overcounts(windows) if world == 1 else {}
         for window in windows:
             self._losses(window)
             self._scalings(window)
@@ -54,14 +56,16 @@ class Contributions:
                     return Weight(factors_of([divisor], [own], mean=mean)[0])
         return UNKNOWN
 
-    def _counts_of(self, site: Site, calls: Sequence[Call]) -> list[Counts]:
-        return counts_of(calls, self.k, self._world, {rank: units for (where, rank), units in self._before.items() if where == site})
+    def _counts_of(self, site: Site, calls: Sequence[Call], window: SharedWindow) -> list[Counts]:
+        before = {rank: units for (where, rank), units in self._before.items() if where == site}
+        found = counts_of(calls, self.k, self._world, before)
+        return [replace(one, overcount=self._overcounts.get(id(window), 0.0)) for one in found]
 
     def _losses(self, window: SharedWindow) -> None:
         terms: dict[Key, list[Term]] = defaultdict(list)
         for site, calls in calls_by_site(window).items():
             full = [call for call in calls if call[1]["units"] != 0]
-            found = list(_weights(full, self._counts_of(site, full)))
+            found = list(_weights(full, self._counts_of(site, full, window)))
             for call, weight in zip(full, found, strict=True):
                 terms[_key(call)].append(_term(call, weight))
             for call in calls if full else ():
@@ -78,7 +82,7 @@ class Contributions:
         """Scalings between the last backward and the step: the same statement on all ranks is one scalar of the window."""
         sites = calls_by_site(window)
         for site, calls in sites.items():
-            counts = self._counts_of(site, calls)
+            counts = self._counts_of(site, calls, window)
             first = {call[2].rank: one for call, one in zip(reversed(calls), reversed(counts), strict=True)}
             mean = all(call[1]["reduction"] == "mean" for call in calls)
             for rows in _scaling_rows(window):
@@ -244,7 +248,7 @@ def _product_of_all(row: Row, loss: dict[str, Any]) -> list[float] | None:
     return None if measured is None or measured <= 0 else [1 / measured]
 
 
-def total(row: Row, loss: dict[str, Any]) -> float | None:
+def total(row: Row, loss: Mapping[str, Any]) -> float | None:
     """What the loss call's own value is multiplied by on its way to the root, without the loss scale."""
     coefficient = uniform(loss)
     if coefficient is None:
@@ -286,3 +290,31 @@ def divisor_of(row: Row) -> float | None:
     if operand:
         return float(operand) if numbers.get("operation") == "div" else 1 / float(operand)
     return 1 / float(factor) if factor else None
+
+
+def overcounts(windows: Sequence[SharedWindow]) -> dict[int, float]:
+    """What divides the summed losses or the gradients of each window, where it is a count of somewhat more than their targets.
+
+    Only where it follows the targets: a whole number in every window, not the same in all, and larger each time.
+    """
+    found = [(id(window), _common_divisor(window), _units(window)) for window in windows]
+    follow = len({divisor for _, divisor, _ in found}) > 1 and all(
+        divisor is not None and divisor == int(divisor) and units < divisor <= MOST_OVERCOUNTED * units for _, divisor, units in found
+    )
+    return {window: divisor for window, divisor, _ in found if divisor is not None} if follow else {}
+
+
+def _units(window: SharedWindow) -> float:
+    return sum(loss["units"] or 0.0 for rank in window.ranks for _, loss in rank.losses)
+
+
+def _common_divisor(window: SharedWindow) -> float | None:
+    """What every summed loss of a window is divided by, or else all of its gradients."""
+    losses = [each for rank in window.ranks for each in rank.losses]
+    if any(loss["reduction"] != "sum" for _, loss in losses):
+        return None
+    measured = {total(row, loss) for row, loss in losses}
+    divisors = {round(1 / each, 2) for each in measured if each}
+    if divisors == {1.0}:
+        divisors = {round(each, 2) for rows in _scaling_rows(window) for _, row in rows for each in (divisor_of(row),) if each}
+    return divisors.pop() if len(divisors) == 1 else None

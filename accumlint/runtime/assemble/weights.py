@@ -31,6 +31,7 @@ class Counts:
     world: int
     units_so_far: float = 0.0  # of this rank, in this window and in those before it
     global_units_so_far: float = 0.0
+    overcount: float = 0.0  # what divides each window of the run, where that is a count of more than its targets
 
     def value(self, quantity: Quantity) -> float:
         return {
@@ -149,18 +150,20 @@ def factors_of(divisors: Sequence[float], counts: Sequence[Counts], *, mean: boo
     if monomial == ():
         return [()] * len(divisors)
     if monomial is None:
-        return (None if mean else _running_counts(divisors, counts)) or _unexplained(divisors)
+        return (None if mean else _other_counts(divisors, counts)) or _unexplained(divisors)
     powers = [(quantity, -1 if power > 0 else 1) for quantity, power in monomial for _ in range(abs(power))]
     return [
         tuple(_factor(quantity, power, one, divisor) for quantity, power in powers) for one, divisor in zip(counts, divisors, strict=True)
     ]
 
 
-def _running_counts(divisors: Sequence[float], counts: Sequence[Counts]) -> list[tuple[Factor, ...]] | None:
-    """A count that no update set back: the targets of the whole run so far."""
+def _other_counts(divisors: Sequence[float], counts: Sequence[Counts]) -> list[tuple[Factor, ...]] | None:
+    """A count that no update set back, the targets of the whole run so far; or one of more than the targets."""
     for quantity, of in ((_NR, [one.units_so_far for one in counts]), (_ALL, [one.global_units_so_far for one in counts])):
         if all(_close(divisor, each) for divisor, each in zip(divisors, of, strict=True)):
             return [(Factor(quantity, -1, fraction(each), text=number(each), stale=True),) for each in of]
+    if all(one.overcount and _close(divisor, one.overcount) for divisor, one in zip(divisors, counts, strict=True)):
+        return [(Factor(Quantity.INPUTS, -1, fraction(one.overcount), text=number(one.overcount)),) for one in counts]
     return None
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from accumlint.source.reading.nodes import every, walk
+from accumlint.source.reading.shifted import padded_behind
 
 FILLED = frozenset({"full", "full_like", "new_full"})
 DRAWN = frozenset({"randint", "integers", "randrange"})
@@ -15,6 +16,7 @@ DRAWN = frozenset({"randint", "integers", "randrange"})
 def leaves_some(tree: ast.AST, nodes: Iterable[ast.AST]) -> bool:
     """Whether every place where the ignored index is written keeps at least one target of a sample."""
     kept = {id(part) for call in _paddings(tree) for part in walk(call)}
+    kept |= {id(part) for padded in padded_behind(tree) for part in walk(padded)}
     kept |= {id(part) for statement in _short_masks(tree) for part in walk(statement.value)}
     return all(id(node) in kept for node in nodes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from accumlint.source.reading.shifted import drops_the_first, name_of
 from accumlint.source.rehearsal.arithmetic import SELECTED
 from accumlint.source.rehearsal.counts import count
 from accumlint.source.rehearsal.state import State
@@ -27,7 +28,7 @@ from accumlint.source.rehearsal.values import (
     Value,
     key_of,
 )
-from accumlint.trace import Role
+from accumlint.trace import SHIFTED, Role
 from accumlint.weight import Quantity
 
 BATCH_COUNTS = frozenset({"num_batches", "n_batches", "num_batches_per_epoch", "batches_per_epoch"})  # of a loader: its length
@@ -213,6 +214,8 @@ class Access(State):
         made.agreed = made.agreed or (value.key[0] == "size" and isinstance(key, Known) and key.value == 0)
         if isinstance(key, Opaque) and "compared" in key.causes:
             made.causes |= {SELECTED}
+        if isinstance(node, ast.Subscript) and drops_the_first(node.slice):
+            made.causes |= {f"{SHIFTED}{name_of(node.value)}"}
         if value.path.endswith(".__dict__"):
             made.path = f"{value.path}.{made.text}"  # one of a module's names, `models.__dict__[args.arch]`: a class or a function
         if self.recorder.turns and not value.forwards and value.quantity is None and not self.fixed(key):

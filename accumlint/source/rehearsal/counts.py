@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.rehearsal.values import Known, Opaque, Value
-from accumlint.trace import Kind
+from accumlint.trace import SHIFTED, Kind
 from accumlint.weight import Factor, Quantity, Weight
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ def is_uneven(value: Value) -> bool:
 def is_stale(value: Value) -> bool:
     """Whether a count still holds targets of earlier updates."""
     return isinstance(value, Opaque) and value.weight is not None and any(factor.stale for factor in value.weight.factors)
+
+
+def shifts(value: Opaque) -> frozenset[str]:
+    """What was cut from its second position on before it came to this."""
+    return frozenset(cause for cause in value.causes if cause.startswith(SHIFTED))
 
 
 def selects(state: State, left: Value, right: Value, index: ast.AST) -> frozenset[str]:

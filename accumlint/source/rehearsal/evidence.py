@@ -12,6 +12,7 @@ from accumlint.source.reading.facts import FILE_LINES, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.remarks import remarks
+from accumlint.source.reading.shifted import fills_behind
 from accumlint.source.rehearsal.conditions import WRAPPERS
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.vocabulary.distributed import BY_HAND
@@ -35,6 +36,8 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
 
     varying = _varying_names(index.tree)
     makers: list[ast.Call] = []
+    if fills_behind(index.tree, index.ignored_targets):
+        note("ignored-behind", index.ignored_targets[0], "")
     for node in index.ignored_targets:
         note("ignored-targets", node, "targets are set to the ignored index")
     for node in every(index.tree, ast.Call, ast.For, ast.While):

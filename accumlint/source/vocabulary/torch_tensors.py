@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, OF_ROWS, SAME_SHAPE, SELECTED, identity, is_tensor, scale
-from accumlint.source.rehearsal.counts import BY_INDEX, count, counts_of_parts, guard, last_part, selects
+from accumlint.source.rehearsal.counts import BY_INDEX, count, counts_of_parts, guard, last_part, selects, shifts
 from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Phi, Stream, Thing, Value, key_of
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.trace import Kind
@@ -85,7 +85,7 @@ def loss(state: Machine, call: Call) -> Value | None:
     made.weight = _of_what_is_left(made, made.weight)
     made.causes = (made.causes - {SELECTED}) | {"loss"}
     if state.no_grad == 0:
-        state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
+        state.recorder.emit(Kind.LOSS, call.node, weight=made.weight, options=shifts(made))
     else:
         made.forwards, made.attached = frozenset(), False
     return made
@@ -207,7 +207,7 @@ def counted(state: Machine, quantity: Quantity, key: tuple[object, ...], call: C
     own = identity(state, value) if call.name == "sum" else ""
     made = count(state, quantity, key, call.node, value, of=own)
     made.causes |= {OF_ROWS} if _has_dimension(call) else set()
-    state.recorder.emit(Kind.COUNT, call.node, weight=made.weight)
+    state.recorder.emit(Kind.COUNT, call.node, weight=made.weight, options=shifts(made))
     return made
 
 
@@ -400,7 +400,7 @@ def _named_criterion(state: Machine, call: Call) -> Value | None:
     )
     made.weight = _of_what_is_left(made, replace(weight, known=known))
     made.causes = (made.causes - {SELECTED}) | {"loss"}
-    state.recorder.emit(Kind.LOSS, call.node, weight=made.weight)
+    state.recorder.emit(Kind.LOSS, call.node, weight=made.weight, options=shifts(made))
     return made
 
 
