@@ -14,6 +14,7 @@ WRITERS = frozenset(
     masked_fill masked_fill_ where full full_like fill_ new_full pad index_fill_ extend append
     """.split()
 )
+FILLING = frozenset({"value", "fill_value", "constant_values"})  # keywords of what a writer writes
 COLLATORS = frozenset(
     """
     DataCollatorForSeq2Seq DataCollatorForTokenClassification DataCollatorForLanguageModeling DataCollatorForWholeWordMask
@@ -163,7 +164,7 @@ def _written(tree: ast.Module) -> set[int]:
         if isinstance(node, ast.Assign) and any(isinstance(target, ast.Subscript) for target in node.targets):
             values = [node.value]
         elif isinstance(node, ast.Call) and _name(node.func) in WRITERS:
-            values = list(node.args)
+            values = [*node.args, *(word.value for word in node.keywords if word.arg in FILLING)]
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
             values = [node.left]
         elif isinstance(node, ast.IfExp):

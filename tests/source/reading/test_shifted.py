@@ -19,6 +19,7 @@ from accumlint.source.reading.targets import find_ignored_targets
         ("labels = pad_sequence(rows, batch_first=True, padding_value=-100)", True),
         ("labels = pad_sequence(rows, batch_first=True, padding_value=-100, padding_side='left')", False),
         ("labels = F.pad(labels, (0, missing), 'constant', -100)", True),
+        ("labels = F.pad(labels, (0, missing), value=-100)", True),
         ("labels = F.pad(labels, (missing, 0), 'constant', -100)", False),
         ("labels = ids.masked_fill(ids == tokenizer.pad_token_id, -100)", True),
         ("labels = ids.masked_fill(positions >= lengths, -100)", True),
