@@ -3,7 +3,8 @@
 ## What it does
 Reports a loss that is the mean over its own micro-batch where the framework hands over the number of targets of the whole
 window and does not divide by K: a `compute_loss` or `training_step` of a Transformers `Trainer` that drops
-`num_items_in_batch`, or a `compute_loss_func` that does not use it; also where only one branch does (label smoothing).
+`num_items_in_batch`, a `compute_loss_func` that does not use it, or the forward of a model of the source that takes `**kwargs` and does
+nothing with them; also where only one branch does (label smoothing).
 
 ## Why is this bad?
 From Transformers 4.46 on a `Trainer` takes the loss of a model whose forward takes keywords as a sum divided by

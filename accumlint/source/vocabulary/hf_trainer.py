@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.facts import FunctionNode
+from accumlint.source.reading.facts import FunctionNode, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.access import bind
@@ -48,6 +48,7 @@ from accumlint.source.rehearsal.values import (
 from accumlint.source.vocabulary import hf_trainer_facts as facts
 from accumlint.source.vocabulary.base import Entry, Handler, receiver_of
 from accumlint.source.vocabulary.engines import division
+from accumlint.source.vocabulary.hf_trainer_models import own_means
 from accumlint.source.vocabulary.played import name_helper
 from accumlint.source.vocabulary.torch_training import emit_backward
 from accumlint.trace import Actor, Kind, Role, Wrapper
@@ -58,7 +59,12 @@ if TYPE_CHECKING:
 
 PACKAGES = facts.OWNERS
 SIGNS = frozenset({facts.COUNT, "compute_loss"})
-SIEVE = ((b"def compute_loss", b"Trainer"), (b"def training_step", b"num_items_in_batch"), (b"compute_loss_func", b"Trainer"))
+SIEVE = (
+    (b"def compute_loss", b"Trainer"),
+    (b"def training_step", b"num_items_in_batch"),
+    (b"compute_loss_func", b"Trainer"),
+    (b"gradient_accumulation_steps=", b"def forward("),
+)
 
 K_TEXT = "gradient_accumulation_steps"
 KEY = "transformers"
@@ -90,6 +96,8 @@ def entries(index: Index) -> Iterator[Entry]:
         yield Entry(cls.first, partial(_drive_class, cls=cls))
     for function in facts.loss_functions(index):
         yield Entry(function, partial(_drive_loss, node=function))
+    for function, loss in own_means(index):
+        yield Entry(function, partial(_drive_model, node=function, loss=loss))
 
 
 def _drive_class(machine: Machine, function: Function, *, cls: facts.TrainerClass) -> None:
@@ -138,6 +146,25 @@ def _drive_loss(machine: Machine, function: Function, *, node: FunctionNode) -> 
         loss = machine.force(machine.call_function(function, [outputs, labels], keyword, None))
         _name_return(machine, node, begun, loss)
         _go_backward(machine, training, _times_ranks(machine, training, loss))
+
+    _windows(machine, training, step, counted=True)
+
+
+def _drive_model(machine: Machine, function: Function, *, node: FunctionNode, loss: ast.Call) -> None:
+    """A model that forms a mean though it is handed the count: the Trainer takes that as normalised."""
+    if not machine.allowed(KEY).newest >= (4, 46):
+        return
+    training = _begin(machine, node, True)
+
+    def step(batch: Value) -> None:
+        outputs = machine.forward_of(
+            Call(_node(machine, node, "model(**inputs)"), "model", "", training.model, None, [batch], {}), training.model
+        )
+        text, place = machine.recorder.text(loss), machine.recorder.place(loss)
+        made = machine.opaque((KEY, "own", machine.steps), text, outputs, reduced=True, attached=True)
+        made.weight = Weight((Factor(Quantity.UNITS, -1, None, text, place, implicit=True, root=terminal(loss.func)),))
+        machine.recorder.emit(Kind.LOSS, loss, weight=made.weight)
+        _go_backward(machine, training, made)
 
     _windows(machine, training, step, counted=True)
 

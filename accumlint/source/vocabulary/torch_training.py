@@ -26,7 +26,7 @@ from accumlint.source.rehearsal.values import (
 )
 from accumlint.source.vocabulary.base import Handler, as_actor, last_name, modules_of, parameters_owner, receiver_of, role_of
 from accumlint.trace import Actor, Kind, Role
-from accumlint.weight import Factor, Weight
+from accumlint.weight import Factor, Quantity, Weight
 
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
@@ -51,7 +51,8 @@ def backward(state: Machine, call: Call) -> Value | None:
     if isinstance(owner, Thing) or (given and not (isinstance(owner, Opaque) and is_tensor(owner))):
         state.engine(call)
         return emit_backward(state, call, first, "engine")
-    return emit_backward(state, call, owner)
+    scaled = state.force(call.keywords.get("gradient", first))  # `loss.backward(torch.tensor(1 / k))`: by how much is not followed
+    return emit_backward(state, call, owner, factors=() if scaled is NONE else (Factor(Quantity.UNKNOWN, -1, None),))
 
 
 def emit_backward(state: Machine, call: Call, loss: Value, *options: str, factors: tuple[Factor, ...] = (), note: str = "") -> Value:
