@@ -56,6 +56,7 @@ is_harmless = found_in(
 )  # names of calls that train nothing
 
 CLIPS_AT = re.compile(r"(^|_)(max_)?(grad(ient)?_(norm|clip)|clip_?(grad|norm))", re.IGNORECASE)
+TRAINED = re.compile(r"model|net|network|module")
 
 
 class Calls(State):
@@ -363,8 +364,8 @@ class Calls(State):
         return {name: self.parameter(function, name) for name in empty}
 
     def clipping_open(self, function: Value | None) -> dict[str, Value]:
-        """The norms that nothing is clipped at unless they are given: `max_grad_norm=None`."""
-        return {name: value for name, value in self.left_open(function).items() if CLIPS_AT.search(name)}
+        """The norms that nothing is clipped at unless they are given, `max_grad_norm=None`, and the model without which nothing trains."""
+        return {name: value for name, value in self.left_open(function).items() if CLIPS_AT.search(name) or TRAINED.fullmatch(name)}
 
     def choices_open(self, function: Value | None) -> dict[str, Value]:
         """The same, and in place of the kinds and flags that a default chooses."""

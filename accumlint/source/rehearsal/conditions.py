@@ -225,7 +225,8 @@ class Conditions(State):
             return False
         counted = test.gates if self.index.has_modulo(node.test) else frozenset()
         known = self.world.knowledge.accumulations.values()
-        roots = [root for root in known if root in counted or self._mentions(node.test, root.text)]
+        handed = test.key[0] == "parameter"  # `def backward(self, loss, update): …; if update: step()`: whoever calls it knows
+        roots = [root for root in known if handed or root in counted or self._mentions(node.test, root.text)]
         test.gates |= frozenset(roots)
         return bool(roots)
 

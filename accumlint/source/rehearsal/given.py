@@ -14,7 +14,12 @@ DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[
 
 def flags(function: ast.AST) -> frozenset[str]:
     """The names that a function asks for their truth, or compares with a constant: settings of the call, not its data."""
-    found = {part.left.id for part in walk(function) if isinstance(part, ast.Compare) and isinstance(part.left, ast.Name) and _spells(part)}
+    arguments = getattr(function, "args", None)
+    told = (*arguments.args, *arguments.kwonlyargs) if isinstance(arguments, ast.arguments) else ()
+    found = {each.arg for each in told if isinstance(each.annotation, ast.Name) and each.annotation.id == "bool"}
+    found |= {
+        part.left.id for part in walk(function) if isinstance(part, ast.Compare) and isinstance(part.left, ast.Name) and _spells(part)
+    }
     pending: list[ast.expr] = [part.test for part in walk(function) if isinstance(part, (ast.If, ast.IfExp, ast.Assert))]
     while pending:
         test = pending.pop()

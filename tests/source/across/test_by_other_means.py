@@ -187,3 +187,22 @@ def main(loader, net):
 @pytest.mark.parametrize(("reduction", "expected"), [("dist.all_reduce(seen)", set()), ("print(seen)", {"ACC105"})])
 def test_the_elements_of_what_was_reduced_agree(tmp_path: Path, reduction: str, expected: set[str]) -> None:
     assert codes(tmp_path, COUNTED.replace("{reduction}", reduction)) == expected
+
+
+HANDED = """
+class Updates:
+    def __init__(self, optimizer, n_gradient_accumulation):
+        self.optimizer, self.share = optimizer, 1 / n_gradient_accumulation
+
+    def backward_and_step(self, {flag}, loss):
+        loss = loss.mul(self.share)
+        loss.backward()
+        if now:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("flag", ["now", "now: bool"])
+def test_who_calls_a_helper_knows_where_the_window_ends(tmp_path: Path, flag: str) -> None:
+    assert codes(tmp_path, HANDED.replace("{flag}", flag)) == set()
