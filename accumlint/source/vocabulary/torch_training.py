@@ -205,6 +205,10 @@ def zero_grad(state: Machine, call: Call) -> Value | None:
     if isinstance(owner, Instance) and owner.cls.find("zero_grad") is not None:
         return None
     role = role_of(state, owner)
+    if isinstance(owner, Opaque) and owner.forwards and owner.actor is None:  # no tensor has the method: what gave it was no forward
+        owner = owner.copied()
+        owner.forwards = frozenset()
+        role = role_of(state, owner)
     if role is Role.MODEL:
         state.recorder.emit(Kind.ZERO, call.node, targets=state.optimizers_of(owner), options=frozenset({"model"}))
         return NONE

@@ -206,3 +206,29 @@ class Updates:
 @pytest.mark.parametrize("flag", ["now", "now: bool"])
 def test_who_calls_a_helper_knows_where_the_window_ends(tmp_path: Path, flag: str) -> None:
     assert codes(tmp_path, HANDED.replace("{flag}", flag)) == set()
+
+
+MADE_BY_NAME = """
+class Trainer:
+    def __init__(self, classes, args):
+        config_class, question_encoder, context_encoder = classes[args.kind]
+        self.args = args
+        self.question_encoder = question_encoder(config=args.config)
+        self.context_encoder = context_encoder(config=args.config)
+
+    def train(self, loader, groups, scaler):
+        question_model, context_model = self.question_encoder, self.context_encoder
+        optimizer = torch.optim.AdamW(groups)
+        for step, (x, y) in enumerate(loader):
+            loss = (question_model(x) - context_model(y)).square().mean() / self.args.accumulation_steps
+            scaler.scale(loss).backward()
+            if (step + 1) % self.args.accumulation_steps == 0:
+                scaler.step(optimizer)
+                scaler.update()
+                question_model.zero_grad()
+                context_model.zero_grad()
+"""
+
+
+def test_models_that_are_made_by_classes_with_names_of_models(tmp_path: Path) -> None:
+    assert codes(tmp_path, MADE_BY_NAME) == set()
