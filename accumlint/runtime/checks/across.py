@@ -147,24 +147,34 @@ def _never_stepped(run: Run) -> Iterator[Finding]:
 
 
 def _shrunk(run: Run) -> Iterator[Finding]:
-    """A window with fewer backwards than its divisor, for a micro-batch was left out inside it."""
+    """A window with fewer backwards than its divisor, for a micro-batch was left out inside it, or with more, for that was the boundary."""
     k, step = run.assembly.k, usual_step(run.assembly.windows)
     for window in run.complete:
         own = window.ranks[0]
-        if k < 2 or own.size >= k or not (_divided_by(run, own, k) or _counts_more(own)) or not leaves_out(own, step):
+        lost = k < own.size < 2 * k
+        if k < 2 or not (own.size < k or lost) or not (_divided_by(run, own, k) or _counts_more(own)) or not leaves_out(own, step):
             continue
-        guard = _left_by(run, own, {Kind.BACKWARD})
-        if guard is None:
+        guard = _left_by(run, own, {Kind.BACKWARD, Kind.STEP} if lost else {Kind.BACKWARD})
+        if guard is None or (lost and not _loses_step(run, guard)):
             continue
+        left = k - own.size
         yield _finding(
             "ACC319",
             guard.place,
-            f"`{guard.text}` left {k - own.size} of {k} micro-batches out of window {window.number + 1}, "
-            f"but the divisor of the others still counts {'it' if k - own.size == 1 else 'them'}",
+            f"`{guard.text}` left the micro-batch out whose step ends a window: window {window.number + 1} has {own.size} of {k}"
+            if lost
+            else f"`{guard.text}` left {left} of {k} micro-batches out of window {window.number + 1}, "
+            f"but the divisor of the others still counts {'it' if left == 1 else 'them'}",
             "divide by the number of micro-batches that were used, and keep the boundary test outside the skip",
             Severity.WARNING,
         )
         return
+
+
+def _loses_step(run: Run, guard: Guard) -> bool:
+    """Whether the source says that what the condition leaves out includes the step."""
+    skips = run.assembly.hints.of(Kind.SKIP, guard.place.path)
+    return any(event.guard is not None and event.guard.place == guard.place and Kind.STEP in event.skipped for event in skips)
 
 
 def _divided_by(run: Run, window: RankWindow, k: int) -> bool:
