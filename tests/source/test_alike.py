@@ -54,6 +54,29 @@ def test_numbers_of_objects_do_not_count() -> None:
     assert alike([trace], [shifted])
 
 
+def test_in_how_many_pieces_data_comes_does_not_count() -> None:
+    (trace, *_) = traces(SCRIPT)
+    doubled = tuple(replace(event, data=(*event.data, *(number + 1_000 for number in event.data))) for event in trace.events)
+    assert doubled != trace.events
+    assert alike([trace], [replace(trace, events=doubled)])
+
+
+def test_which_forwards_share_data_counts() -> None:
+    (trace, *_) = traces(SCRIPT)
+    first = next(event for event in trace.events if event.kind is Kind.FORWARD)
+    shared = tuple(replace(event, data=first.data) if event.kind is Kind.FORWARD else event for event in trace.events)
+    assert shared != trace.events
+    assert not alike([trace], [replace(trace, events=shared)])
+
+
+def test_data_taken_before_the_training_that_no_forward_uses_does_not_count() -> None:
+    (trace, *_) = traces(SCRIPT)
+    taken = next(event for event in trace.events if event.kind is Kind.DATA)
+    unused = replace(taken, data=(1_000_000,), micro_batch=-1)
+    assert alike([trace], [replace(trace, events=(unused, *trace.events))])
+    assert not alike([trace], [replace(trace, events=(*trace.events, unused))])
+
+
 def test_an_event_more_or_less_counts() -> None:
     (trace, *_) = traces(SCRIPT)
     without = replace(trace, events=tuple(event for event in trace.events if event.kind is not Kind.ZERO))

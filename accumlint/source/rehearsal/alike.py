@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,11 +20,11 @@ def alike(one: Sequence[Trace], other: Sequence[Trace]) -> bool:
 
 def _seen(trace: Trace) -> tuple[Any, ...]:
     used = {number for event in trace.events if event.kind is not Kind.DATA for number in event.data}
-    events = [event for event in trace.events if event.turns or event.kind is not Kind.DATA or used & set(event.data)]
+    events = list(_shown(trace.events, used))
     actors = [*trace.actors, *(each for event in events for each in (event.model, event.scaler, *event.targets) if each is not None)]
     # The order of the numbers may matter, their distance does not.
     objects = _ranks([uid for each in actors for uid in (each.uid, each.base) if uid is not None], *(event.reaches for event in events))
-    pieces = _ranks(*(event.data for event in events))
+    pieces = _pieces(events)
     indices = _ranks(event.index for event in events)
 
     def actor(of: Actor | None) -> tuple[Any, ...] | None:
@@ -49,11 +50,29 @@ def _seen(trace: Trace) -> tuple[Any, ...]:
                 [actor(each) for each in event.targets],
                 {objects[uid] for uid in event.reaches},
                 [indices.get(each) for each in event.forwards],
-                [pieces[each] for each in event.data],
+                {pieces[each] for each in event.data},
             )
             for event in events
         ],
     )
+
+
+def _shown(events: Iterable[Event], used: set[int]) -> Iterator[Event]:
+    """The events that a rule may rest on: no data that no forward uses, unless it is taken in a loop after the training has begun."""
+    begun = False
+    for event in events:
+        begun = begun or event.micro_batch >= 0 or event.kind is Kind.STEP
+        if event.kind is not Kind.DATA or (begun and event.turns) or not used.isdisjoint(event.data):
+            yield event
+
+
+def _pieces(events: Iterable[Event]) -> dict[int, tuple[int, ...]]:
+    """For each piece of data where it is taken and used: which events share data counts, not in how many pieces it comes."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for at, event in enumerate(events):
+        for number in event.data:
+            found[number].append(at)
+    return {number: tuple(places) for number, places in found.items()}
 
 
 def _ranks(*numbers: Iterable[int]) -> dict[int, int]:
