@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from accumlint.source.reading.nodes import walk
-from accumlint.source.rehearsal.conditions import advances, multiplies_by_zero, ways_out
+from accumlint.source.rehearsal.branches import ways_out
+from accumlint.source.rehearsal.conditions import advances, multiplies_by_zero
 from accumlint.source.rehearsal.state import Leave, Signal, State
 from accumlint.source.rehearsal.values import (
     Known,

@@ -11,6 +11,7 @@ from typing import Any
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
+from accumlint.source.rehearsal.branches import LEAVING, seen
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.names import RANK_NAME
 from accumlint.source.rehearsal.skips import HANGS
@@ -29,9 +30,6 @@ from accumlint.trace import Event, Guard, Kind
 
 PERSONAL = ("loss", "data", "memory", "clock", "rank")
 ABOUT_DATA = frozenset(PERSONAL) - {"rank"}
-WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"})
-EXITS = frozenset({("sys", "exit"), ("os", "_exit")})
-LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
 class Conditions(State):
@@ -65,12 +63,9 @@ class Conditions(State):
             cause = "gate"  # `i % 4 == 3`: K in place
         return Guard(self.recorder.place(origin), self.recorder.text(origin), cause, holds)
 
-    def ways(self, node: ast.If) -> tuple[set[str], set[str]]:
-        """How each side of an if statement leaves the path."""
-        return self.index.once("ways", node, lambda _: (ways_out(node.body), ways_out(node.orelse)))
-
     def branch(self, node: ast.If) -> Signal | None:
-        if _is_main_guard(node.test):
+        branch = seen(self.index, node)
+        if branch.is_main:
             return self.block(node.body)
         asked = self.eval(node.test)
         test = self.force(asked)
@@ -85,14 +80,14 @@ class Conditions(State):
         sides = known[1]
         if isinstance(test, Opaque):
             sides.update((True, False))
-            if self.index.once("counts down", node, lambda _: _counts_down(node)):
+            if branch.counts_down:
                 return self._guarded(node, node.orelse, test, False)  # a run that is not resumed
             return self._unknown_branch(node, test)
         holds = self.truth(test)
         sides.update((True, False) if isinstance(test, Known) and (test.roots or test.gates) else (holds,))
-        if holds and isinstance(test, Known) and self.ways(node)[0] == {"raise"} and self._is_open_length(test, node.test):
+        if holds and isinstance(test, Known) and branch.leaves == {"raise"} and self._is_open_length(test, node.test):
             holds = False  # the run that trains does not end here
-        if holds and isinstance(test, Known) and self.ways(node)[0] == {"continue"} and self._skips_ahead(node, test):
+        if holds and isinstance(test, Known) and branch.leaves == {"continue"} and self._skips_ahead(node, test):
             holds = False  # a run that is not resumed
         elif not holds and isinstance(test, Known) and self._gives_later(node, test):
             holds = True
@@ -155,7 +150,7 @@ class Conditions(State):
     def _guarded(self, node: ast.If, body: Sequence[ast.stmt], test: Value, holds: bool) -> Signal | None:
         if not body:
             return None
-        if not self.index.kinds(node) and not self.index.keeps_books(node):
+        if seen(self.index, node).quiet:
             return self.block(body)
         self.recorder.guards.append(self._guard_of(node, test, holds))
         try:
@@ -191,8 +186,8 @@ class Conditions(State):
             self._guard_counts(node.test)
         if test.causes & ABOUT_DATA or (test.causes and not self._answered(test)):
             return self._skip(node, test)
-        kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
-        leaves, other_leaves = self.ways(node)
+        branch = seen(self.index, node)
+        kinds, other, leaves, other_leaves = branch.kinds, branch.other, branch.leaves, branch.other_leaves
         if self._asks_for_boundary(node, test):
             holds = (self.recorder.turns[-1].index + 1) % self.world.k == 0
         elif self._answered(test):
@@ -211,10 +206,10 @@ class Conditions(State):
             holds = self.truth(test, prefers, flips=bool(kinds or other) or returns, weight=len(kinds | other))
         elif kinds or other:
             holds = self.truth(test, len(kinds) >= len(other), weight=len(kinds | other))
-        elif wraps_model(node.orelse) and not wraps_model(node.body):
+        elif branch.wraps_otherwise:
             holds = self.truth(test, False)
-        elif self.index.keeps_books(node):
-            holds = self.truth(test, self.index.keeps_books(node.body), flips=False)
+        elif branch.books:
+            holds = self.truth(test, branch.own_books, flips=False)
         else:
             return self._both(node, test)
         return self._guarded(node, node.body if holds else node.orelse, test, holds)
@@ -247,14 +242,14 @@ class Conditions(State):
 
     def _skip(self, node: ast.If, test: Opaque) -> Signal | None:
         """A condition on data: the normal path is the one that trains; the other one is only noted."""
-        kinds, other = self.index.kinds(node.body), self.index.kinds(node.orelse)
-        leaves, other_leaves = self.ways(node)
+        branch = seen(self.index, node)
+        kinds, other, leaves, other_leaves = branch.kinds, branch.other, branch.leaves, branch.other_leaves
         rest = self.index.following(node)
         after = self.index.kinds(rest)
         if not (kinds or other) and not (leaves or other_leaves):
-            if not self.index.keeps_books(node):
+            if not branch.books:
                 return self._both(node, test)
-            holds = self.index.keeps_books(node.body)
+            holds = branch.own_books
             return self._guarded(node, node.body if holds else node.orelse, test, holds)
         normal_holds = not leaves if bool(leaves) != bool(other_leaves) else len(kinds) >= len(other)
         discards = (kinds or other) == {Kind.ZERO} and not (leaves or other_leaves or (kinds and other))
@@ -395,11 +390,6 @@ class Conditions(State):
             loss.causes |= {f"{HANGS}{skip.index}"}
 
 
-def wraps_model(statements: Sequence[ast.stmt]) -> bool:
-    """Whether a wrapper that synchronises is put around a model."""
-    return any(isinstance(part, ast.Call) and terminal(part.func) in WRAPPERS for statement in statements for part in walk(statement))
-
-
 def advances(index: Index, statements: Sequence[ast.stmt]) -> bool:
     """Whether statements advance a counter that something is compared with or divided by."""
     counters = {
@@ -411,41 +401,12 @@ def advances(index: Index, statements: Sequence[ast.stmt]) -> bool:
     return bool(counters & index.tested_names)
 
 
-def ways_out(body: Sequence[ast.stmt]) -> set[str]:
-    """How a block leaves the path at its end, if every way through it does."""
-    if not body:
-        return set()
-    last = body[-1]
-    if isinstance(last, LEAVING):
-        return {type(last).__name__.lower()}
-    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and _ends_run(last.value.func):
-        return {"raise"}
-    if isinstance(last, ast.If) and last.orelse:
-        first, second = ways_out(last.body), ways_out(last.orelse)
-        return first | second if first and second else set()
-    return set()
-
-
-def _ends_run(function: ast.expr) -> bool:
-    """Whether a call ends the run: `exit()`, `sys.exit(1)`."""
-    if isinstance(function, ast.Name):
-        return function.id in {"exit", "quit"}
-    owner = function.value if isinstance(function, ast.Attribute) else None
-    return isinstance(function, ast.Attribute) and isinstance(owner, ast.Name) and (owner.id, function.attr) in EXITS
-
-
 def _is_below(node: ast.AST) -> bool:
     """Whether a plain name is compared with an end that it has not reached."""
     if not isinstance(node, ast.Compare) or len(node.ops) != 1:
         return False
     below = isinstance(node.ops[0], (ast.Lt, ast.LtE)) and isinstance(node.left, ast.Name)
     return below or (isinstance(node.ops[0], (ast.Gt, ast.GtE)) and isinstance(node.comparators[0], ast.Name))
-
-
-def _counts_down(node: ast.If) -> bool:
-    """`if passed_over > 0: passed_over -= 1; continue`: the batches that a resumed run has had already."""
-    counted = {terminal(part.target) for part in node.body if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Sub)}
-    return ways_out(node.body) == {"continue"} and any(terminal(part) in counted for part in walk(node.test))
 
 
 def _deals_out(test: ast.expr) -> bool:
@@ -476,10 +437,6 @@ def _same(first: Value, second: Value) -> bool:
     if isinstance(first, Context) and isinstance(second, Context):
         return first.kind == second.kind and first.models == second.models
     return isinstance(first, Opaque) and isinstance(second, Opaque) and first.key == second.key
-
-
-def _is_main_guard(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
 
 
 def _calls_with(test: ast.expr, text: str) -> bool:

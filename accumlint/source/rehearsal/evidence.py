@@ -13,7 +13,7 @@ from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.remarks import remarks
 from accumlint.source.reading.shifted import fills_behind
-from accumlint.source.rehearsal.conditions import WRAPPERS
+from accumlint.source.rehearsal.branches import WRAPPERS
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.vocabulary.distributed import BY_HAND
 from accumlint.trace import Evidence

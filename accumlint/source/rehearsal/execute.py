@@ -11,6 +11,7 @@ from accumlint.source.reading.counting import counted_in_updates
 from accumlint.source.rehearsal.arithmetic import combine
 from accumlint.source.rehearsal.assign import Assignments
 from accumlint.source.rehearsal.blocks import Blocks
+from accumlint.source.rehearsal.branches import seen
 from accumlint.source.rehearsal.conditions import Conditions
 from accumlint.source.rehearsal.counts import run_on, since
 from accumlint.source.rehearsal.state import BREAK, CONTINUE, Signal
@@ -45,7 +46,7 @@ class Statements(Assignments, Conditions, Blocks):
             signal = self.statement(statement)
             if signal is not None:
                 return signal
-            if statement.__class__ is ast.If and not statement.orelse and self.ways(statement)[0] == {"continue"}:
+            if statement.__class__ is ast.If and not statement.orelse and seen(self.index, statement).leaves == {"continue"}:
                 return self._rest_of(statement, statements[at + 1 :])
         return None
 
