@@ -454,7 +454,8 @@ class State:
     def gates_update(self, node: Sequence[ast.stmt]) -> bool:
         """Whether statements hold a step or a zero but no backward: what a boundary guards."""
         kinds = self.index.kinds(node)
-        return bool(kinds & {Kind.STEP, Kind.ZERO, Kind.SCALER_UPDATE}) and Kind.BACKWARD not in kinds
+        alone = Kind.ZERO in kinds and Kind.SYNC_OFF not in kinds  # what clears beside `no_sync` evaluates
+        return (alone or bool(kinds & {Kind.STEP, Kind.SCALER_UPDATE})) and Kind.BACKWARD not in kinds
 
     def write(self, store: dict[Any, Value], key: Any, value: Value) -> None:
         """Assigns into an object's attributes so that an untaken branch can be undone."""
