@@ -189,7 +189,8 @@ class Conditions(State):
         branch = seen(self.index, node)
         kinds, other, leaves, other_leaves = branch.kinds, branch.other, branch.leaves, branch.other_leaves
         if self._asks_for_boundary(node, test):
-            holds = (self.recorder.turns[-1].index + 1) % self.world.k == 0
+            periods = [self.world.number(root) for root in test.gates if root.key in self.world.knowledge.accumulations]
+            holds = (self.recorder.turns[-1].index + 1) % (periods[0] or self.world.k) == 0
         elif self._answered(test):
             holds = self.truth(test)
         elif leaves or other_leaves:
@@ -218,7 +219,8 @@ class Conditions(State):
         """`if every_n_iters(runner, k): step()`: a call nobody follows that is given K, or a count nobody follows modulo K."""
         if not self.recorder.turns or not self.gates_update(node.body) or node.orelse:
             return False
-        counted = test.gates if self.index.has_modulo(node.test) else frozenset()
+        remains = test.key[0] == "compare" and test.key[2][0] == "Mod"
+        counted = test.gates if remains or self.index.has_modulo(node.test) else frozenset()
         known = self.world.knowledge.accumulations.values()
         handed = test.key[0] == "parameter"  # `def backward(self, loss, update): …; if update: step()`: whoever calls it knows
         roots = [root for root in known if handed or root in counted or self._mentions(node.test, root.text)]

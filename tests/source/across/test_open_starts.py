@@ -50,6 +50,22 @@ class Executor(Base):
             self.one(batch)
 """
 
+REMAINDER = """
+from somewhere import Base
+
+class Pieces(Base):
+    def run(self, loader):
+        for batch in loader:
+            for piece in batch.chunk(self.config.micro_acc_steps):
+                loss = self.model(piece).square().mean()
+                loss.div(self.config.grad_acc_steps * self.config.micro_acc_steps).backward()
+            _, left = divmod(self.global_step + 1, self.config.grad_acc_steps)
+            if left == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.global_step += 1
+"""
+
 TURNS = """
 def main(loader, build):
     one, other = nn.Linear(4, 4), nn.Linear(4, 1)
@@ -167,7 +183,11 @@ def test_a_resumed_run_counts_from_where_a_fresh_one_does(tmp_path: Path, counti
     assert found(tmp_path, RESUMED.format(counting=counting)) == expected
 
 
-@pytest.mark.parametrize("text", [EXECUTOR, TURNS, PIECES, SCALED, LEFT_OVER], ids=["gate", "turns", "pieces", "scaler", "left over"])
+@pytest.mark.parametrize(
+    "text",
+    [EXECUTOR, REMAINDER, TURNS, PIECES, SCALED, LEFT_OVER],
+    ids=["gate", "remainder", "turns", "pieces", "scaler", "left over"],
+)
 def test_what_cannot_be_known_is_no_mistake(tmp_path: Path, text: str) -> None:
     assert found(tmp_path, text) == []
 
