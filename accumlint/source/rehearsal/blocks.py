@@ -10,8 +10,10 @@ from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.branches import ways_out
 from accumlint.source.rehearsal.conditions import advances, multiplies_by_zero
 from accumlint.source.rehearsal.state import Leave, Signal, State
+from accumlint.source.rehearsal.unclear import ask_for_sync
 from accumlint.source.rehearsal.values import (
     Known,
+    Phi,
     Stream,
     Value,
     key_of,
@@ -33,7 +35,10 @@ class Blocks(State):
         if not items:
             return self.block(node.body)
         first, rest = items[0], items[1:]
-        value = self.force(self.eval(first.context_expr))
+        chosen = self.eval(first.context_expr)
+        if isinstance(chosen, Phi):
+            ask_for_sync(self, chosen)
+        value = self.force(chosen)
         if isinstance(value, Stream) and value.kind == "generator":
             return self._with_generator(node, first, rest, value)
         return self.within(value, first, lambda: self._with_items(node, rest))

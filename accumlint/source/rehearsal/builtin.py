@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from accumlint.source.reading.windows import is_window
 from accumlint.source.rehearsal.arithmetic import combine, is_tensor
 from accumlint.source.rehearsal.counts import count, guard
 from accumlint.source.rehearsal.values import (
@@ -93,6 +94,8 @@ def _len(state: Calls, call: Call) -> Value:
         return value.stop
     if isinstance(value, Stream) and value.kind == "chunks":
         return Known(state.world.k, frozenset({Root(("chunks", value.uid), text, "window")}))
+    if isinstance(value, Opaque) and value.born and is_window(state.index, call.node.args[0] if call.node.args else None):
+        return Known(state.world.k, frozenset({Root(("window", value.key), text, "window")}))
     if isinstance(value, Opaque) and value.key[0] != "made" and (value.born or value.forwards or "data" in value.causes):
         return count(state, Quantity.INPUTS, ("len", value.key), call.node, value)
     if isinstance(value, Instance):

@@ -16,6 +16,7 @@ from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.names import RANK_NAME
 from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.state import Frame, Signal, State
+from accumlint.source.rehearsal.unclear import ask_of_sides
 from accumlint.source.rehearsal.values import (
     NONE,
     Context,
@@ -78,6 +79,7 @@ class Conditions(State):
         if known is None:
             known = self.sides[id(node)] = (node, set())
         sides = known[1]
+        ask_of_sides(self, node, test)
         if isinstance(test, Opaque):
             sides.update((True, False))
             if branch.counts_down:

@@ -12,6 +12,7 @@ from accumlint.source.rehearsal.compare import Comparisons
 from accumlint.source.rehearsal.names import BUILTINS
 from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.state import Call, Frame
+from accumlint.source.rehearsal.unclear import ask_for_sync
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,
@@ -155,6 +156,8 @@ class Expressions(Access, Comparisons):
 
     def _eval_IfExp(self, node: ast.IfExp) -> Value:
         test = self.force(self.eval(node.test))
+        if Kind.SYNC_OFF in self.index.kinds(node):
+            ask_for_sync(self, test)
         asked, body, orelse = test, node.body, node.orelse
         nothing = isinstance(body, ast.Constant) and not body.value
         if nothing and isinstance(test, Opaque) and isinstance(test.negated, Opaque):  # `None if args.clip <= 0 else args.clip`

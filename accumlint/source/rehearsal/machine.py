@@ -24,6 +24,7 @@ from accumlint.source.rehearsal.loops import Loops
 from accumlint.source.rehearsal.modules import Modules
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.rehearsal.state import Call, choices
+from accumlint.source.rehearsal.unclear import ask_for_sync
 from accumlint.source.rehearsal.unfollowed import Unfollowed
 from accumlint.source.rehearsal.values import (
     TRUE,
@@ -297,6 +298,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             if isinstance(model, (Opaque, Instance))
             else TRUE
         )
+        ask_for_sync(self, flag)
         return self.truth(flag)
 
     def optimizers_of(self, model: Value | None) -> tuple[Actor, ...]:

@@ -29,6 +29,7 @@ from accumlint.source.rehearsal.skips import narrowed
 from accumlint.source.rehearsal.splitting import split_by_loop
 from accumlint.source.rehearsal.state import Leave
 from accumlint.source.rehearsal.trials import Trials
+from accumlint.source.rehearsal.unclear import unclear, without_sync
 from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Opaque, Value
 from accumlint.source.rehearsal.worlds import (
     MOST_STEPS_IN_ALL,
@@ -167,7 +168,9 @@ class Rehearsal:
         """What the first world shows, and those that differ from it in an answer."""
         default = list(self._traces_of(first, ()))
         yield from default
-        open_answers = (answer for answer in first.world.answers.values() if answer.flips and not answer.is_incidental)
+        gates = unclear(first.step_asked)
+        answers_given = first.world.answers.values()
+        open_answers = (one for one in answers_given if one.flips and not one.is_incidental and one.text not in gates)
         flips = sorted(open_answers, key=lambda answer: -answer.weight)
         if not default:
             flips = flips[: 0 if self.drive is not None else WORLDS_WITHOUT_BACKWARD]
@@ -327,7 +330,8 @@ class Rehearsal:
             kept = [one for one in evidence if not any(stretch.holds(one) for stretch in unseen)]
             if kept:
                 facts.setdefault(name, []).extend(kept)
-        for events in split_by_loop(narrowed(machine.recorder.events, machine.recorder.ends)):
+        seen = narrowed(machine.recorder.events, machine.recorder.ends)
+        for events in split_by_loop(without_sync(seen) if unclear(machine.sync_asked) else seen):
             if not any(event.kind is Kind.BACKWARD for event in events):
                 continue
             accumulation = _accumulation(machine, events, self.entry)
@@ -338,6 +342,9 @@ class Rehearsal:
             if _means_to_accumulate(events, accumulation):
                 own["means-to-accumulate"] = (Evidence(first.place, "K"),)
             place = machine.recorder.place_of(line)
+            gates = unclear(machine.step_asked)
+            if gates:
+                own["unclear-gate"] = (Evidence(place, min(gates)),)
             yield Trace(
                 path=place.path,
                 place=place,
@@ -346,7 +353,7 @@ class Rehearsal:
                 accumulation=accumulation,
                 settings=settings,
                 facts=own,
-                judges_tail=not driven,
+                judges_tail=not (driven or gates),
                 limits=tuple(dict.fromkeys(machine.limits)),
                 versions=tuple((package, found.described) for package, found in sorted(machine.versions.items())),
                 frameworks=tuple(sorted(machine.frameworks)),

@@ -149,6 +149,9 @@ def _counts_data(value: Opaque) -> bool:
     return value.weight is not None and any(factor.quantity not in {Quantity.WORLD, Quantity.CONSTANT} for factor in value.weight.factors)
 
 
+PERSONAL = frozenset({"data", "loss", "rank", "clock", "memory"})  # causes of conditions that are no setting of the run
+
+
 class State:
     """What the parts of the interpreter share. Each part adds the methods declared here without a body."""
 
@@ -156,7 +159,7 @@ class State:
         """
         index recorder relevance world globals program modules frame kept_frames holders steps running journal supposed sides
         forward no_grad contexts limits asked last_branch last_test entered covered managing model_calls consumers yield_roots
-        counted_in loss_calls pieces keys names_of_data identities batch_counts sizes _data prepares
+        counted_in loss_calls pieces keys names_of_data identities batch_counts sizes sync_asked step_asked _data prepares
         """.split()
     )  # found sooner than in a dict of this size
 
@@ -196,6 +199,8 @@ class State:
         self.names_of_data: dict[Key, str] = {}  # of the tensors that were summed or multiplied by
         self.identities: dict[str, Data] = {}  # what those names stand for
         self.batch_counts: set[Key] = set()  # settings that a loader's length divides: `epochs = ceil(steps / len(loader))`
+        self.sync_asked: dict[str, set[Key]] = {}  # the open conditions on which synchronisation hung, by what they ask
+        self.step_asked: dict[str, set[Key]] = {}  # likewise those on which updates hung
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
 
     def let_go(self) -> None:
@@ -404,7 +409,7 @@ class State:
             assert isinstance(kind, Known)
             answers = (self.truth(part, preference, flips=flips, weight=weight) for part in parts)
             return all(answers) if kind.value == "and" else any(answers)
-        personal = bool(condition.causes & {"data", "loss", "rank", "clock", "memory"})
+        personal = bool(condition.causes & PERSONAL)
         return self.world.decide(condition.key, condition.text, preference, flips=flips and not personal, weight=weight)
 
     def number(self, value: Value, *, role: str = "") -> Known | None:

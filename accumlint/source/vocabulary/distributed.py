@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.counts import is_stale, root_of
+from accumlint.source.rehearsal.unclear import ask_for_sync
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,
@@ -187,6 +188,7 @@ def sync_flag(state: Machine, call: Call) -> Value | None:
 
 
 def set_sync(state: Machine, owner: Value, flag: Value, node: ast.AST, option: str) -> None:
+    ask_for_sync(state, flag)
     on = state.truth(flag)
     if isinstance(owner, Thing):
         owner.sync = TRUE if on else FALSE

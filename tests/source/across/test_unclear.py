@@ -1,0 +1,81 @@
+"""Updates and synchronisation that wait for the answer of a function that nobody can follow, asked anew in every turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.across.conftest import Lint
+
+SYNC = """
+    import torch
+    import torch.nn.functional as F
+    from contextlib import nullcontext
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from elsewhere import plan
+
+    def train(net, windows, optimizer, args):
+        model = DDP(net)
+        for window in windows:
+            for k, (x, y) in enumerate(window):
+                {switch}
+                {context}
+                    loss = F.cross_entropy(model(x), y) / len(window)
+                    loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+ALWAYS = {("main.py", "ACC103", "loss.backward()")}
+
+
+@pytest.mark.parametrize(
+    ("switch", "context", "found"),
+    [
+        ("model.require_backward_grad_sync = k == len(window) - 1", "if True:", set()),
+        ("model.require_backward_grad_sync = plan.is_last(k)", "if True:", set()),
+        ("model.require_backward_grad_sync = k == plan.size - 1", "if True:", set()),
+        ("last = plan.is_last(k)", "with nullcontext() if last else model.no_sync():", set()),
+        ("last = plan.is_last(k)", "with model.no_sync() if args.saves and not last else nullcontext():", set()),
+        ("model.require_backward_grad_sync = args.always", "if True:", ALWAYS),
+        ("pass", "if True:", ALWAYS),
+    ],
+)
+def test_synchronisation(lint: Lint, switch: str, context: str, found: set[tuple[str, str, str]]) -> None:
+    seen = lint({"main.py": SYNC.format(switch=switch, context=context)})
+    assert seen & ALWAYS == found
+    assert "args.always" in switch or "ACC102" not in {code for _, code, _ in seen}
+
+
+STEP = """
+    import torch
+    import torch.nn.functional as F
+    from elsewhere import plan
+
+    def train(model, loader, optimizer, scheduler, accum):
+        for i, (x, y) in enumerate(loader):
+            {first}
+            loss = F.cross_entropy(model(x), y) / accum
+            loss.backward()
+            {last}
+            if {gate}:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "gate"),
+    [
+        ("pass", "pass", "plan.ends_window(i)"),
+        ("pass", "done = plan.is_boundary(i, accum)", "done"),
+        ("pass", "done = plan.is_boundary(i, accum)\n            if done:\n                scheduler.step()", "done"),
+        ("if plan.starts_window(i):\n                optimizer.zero_grad()", "pass", "plan.ends_window(i)"),
+        ("pass", "pass", 'y["last"]'),
+    ],
+)
+def test_an_update_that_waits_for_an_answer_makes_windows_nobody_knows(lint: Lint, first: str, last: str, gate: str) -> None:
+    assert lint({"main.py": STEP.format(first=first, last=last, gate=gate)}) == set()
+
+
+def test_one_that_waits_for_nothing_steps_too_often(lint: Lint) -> None:
+    found = lint({"main.py": STEP.format(first="pass", last="pass", gate="True")})
+    assert ("main.py", "ACC301", "optimizer.step()") in found
