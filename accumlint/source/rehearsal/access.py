@@ -31,6 +31,7 @@ from accumlint.source.rehearsal.values import (
 from accumlint.trace import SHIFTED, Role
 from accumlint.weight import Quantity
 
+MOST_PIECES = 64
 BATCH_COUNTS = frozenset({"num_batches", "n_batches", "num_batches_per_epoch", "batches_per_epoch"})  # of a loader: its length
 ABOUT_TENSOR = frozenset(
     {"requires_grad", "is_cuda", "is_leaf", "is_sparse", "dtype", "device", "ndim", "layout"}
@@ -162,7 +163,7 @@ class Access(State):
         if isinstance(key, Known) and isinstance(key.value, (int, slice)) and not isinstance(key.value, bool):
             if value.open and value.items:
                 if isinstance(key.value, slice):
-                    return Items(list(value.items), value.kind, open=True, length=None, data=value.data)
+                    return self._piece(value, key, node)
                 sample = value.items[0]
                 return self.again(sample, node, ("item", value.uid, key.value))
             try:
@@ -173,6 +174,23 @@ class Access(State):
         if value.items:
             return self.again(value.items[0], node, ("item", value.uid, key_of(key)))
         return self._unknown(node)
+
+    def _piece(self, value: Items, key: Known, node: ast.AST) -> Items:
+        """A slice of a list of unknown length: of K where the numbers are made of it, `batches[u * k : (u + 1) * k]`."""
+        start, stop = key.value.start or 0, key.value.stop
+        by_k = any(root.key in self.world.knowledge.accumulations for root in key.roots)
+        if by_k and isinstance(start, int) and isinstance(stop, int) and key.value.step is None and 0 <= start < stop:
+            sample = value.items[0]
+            pieces = [self.again(sample, node, ("piece", value.uid, at)) for at in range(start, min(stop, start + MOST_PIECES))]
+            return Items(pieces, value.kind, data=value.data)
+        wide = [root for root in key.roots if root.kind in {"setting", "constant"} and self.world.number(root) == self._width(key.value)]
+        length = wide[0] if len(wide) == 1 else None  # `batches[at : at + k]`
+        return Items(list(value.items), value.kind, open=True, length=length, data=value.data)
+
+    @staticmethod
+    def _width(part: slice) -> int | None:
+        start = part.start or 0
+        return part.stop - start if isinstance(start, int) and isinstance(part.stop, int) else None
 
     def again(self, sample: Value, node: ast.AST, key: tuple[Any, ...]) -> Value:
         """One more item of an open list of batches: like the sample, but new data."""

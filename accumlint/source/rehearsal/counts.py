@@ -112,7 +112,8 @@ def selects(state: State, left: Value, right: Value, index: ast.AST) -> frozense
     """A comparison of data selects some of it: a different number each time, and perhaps none; with an index to ignore, if there is any."""
     if IGNORE_NAME.search(terminal(index)):
         return frozenset({"compared", "filtered", BY_INDEX} | (set() if state.index.ignores_targets else {WHOLE}))
-    if PAD_NAME.search(terminal(index)):
+    padding = isinstance(index, ast.Constant) and index.value == 0 and "pad_sequence" in state.index.identifiers
+    if padding or PAD_NAME.search(terminal(index)):
         return frozenset({"compared"})  # what is filled up has something of its own
     positions = any(isinstance(side, Opaque) and "positions" in side.causes for side in (left, right))
     if isinstance(right, Known) and positions:

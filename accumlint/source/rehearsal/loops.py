@@ -93,7 +93,7 @@ class Loops(State):
             Kind.BACKWARD in kinds
             and Kind.STEP not in kinds
             and root is not None
-            and root.kind == "length"
+            and (root.kind == "length" or isinstance(source, Items))
             and root.key not in knowledge.proven
             and not self._is_trial(node)
         ):

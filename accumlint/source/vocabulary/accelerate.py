@@ -48,7 +48,7 @@ from accumlint.source.vocabulary.accelerate_state import (
 from accumlint.source.vocabulary.base import Attribute, Handler, as_actor, last_name, raw_module, receiver_of, role_of
 from accumlint.source.vocabulary.engines import division
 from accumlint.trace import Actor, Evidence, Kind, Role, Wrapper
-from accumlint.weight import Quantity
+from accumlint.weight import Factor, Quantity
 
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
@@ -379,6 +379,9 @@ def gathered(state: Machine, call: Call) -> Value | None:
     made.agreed, made.forwards, made.attached = True, frozenset(), False
     if made.quantity in {Quantity.UNITS, Quantity.WINDOW_UNITS}:
         distributed.all_reduce(state, replace_arguments(call, made))
+        how = call.argument(1, "reduction")
+        if call.name == "reduce" and isinstance(how, Known) and how.value == "mean" and made.weight is not None:
+            made.weight = made.weight.times(Factor(Quantity.WORLD, -1, None, "mean", state.recorder.place(call.node)))
     return made
 
 
