@@ -7,18 +7,26 @@ and whatever is answered, a window made of such answers is none that the code ru
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from accumlint.source.rehearsal.state import PERSONAL, State
-from accumlint.source.rehearsal.values import Key, Known, Opaque, Phi, Value
+from accumlint.source.reading.nodes import every
+from accumlint.source.reading.words import found_in
+from accumlint.source.rehearsal.state import PERSONAL, Call, State
+from accumlint.source.rehearsal.values import Key, Known, Opaque, Phi, Value, key_of
 from accumlint.trace import Event, Kind
+
+asks_for_boundary = found_in(re.compile(r"boundary|(^|[._])(is_)?(last|final)|should_|accum|window", re.IGNORECASE))
+is_harmless_context = found_in(
+    re.compile(r"autocast|profil|timer|record|eval|grad|inference|summon|gather|trace|range|tqdm", re.IGNORECASE)
+)
 
 
 def ask_for_sync(state: State, value: Value) -> None:
     """Remembers the open conditions behind a value that switches synchronisation, and the numbers that counters are compared with."""
     for leaf in _leaves(value):
-        state.sync_asked.setdefault(leaf.text, set()).add(leaf.key)
+        state.sync_asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
     known = state.world.knowledge.accumulations
     for root in value.gates if isinstance(value, Known) else ():
         if root.kind == "setting" and root.key not in known:
@@ -34,7 +42,40 @@ def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
         ask_for_sync(state, test)
     if Kind.STEP in either and isinstance(test, Opaque) and not test.causes & PERSONAL - {"data"}:
         for leaf in _leaves(test):
-            state.step_asked.setdefault(leaf.text, set()).add(leaf.key)
+            state.step_asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
+
+
+def _asked(state: State, leaf: Opaque) -> Iterator[Key]:
+    """What a condition is about: one thing, or a new one each time, where an object moved on or is asked where it is."""
+    yield leaf.key
+    about = leaf.key[1] if len(leaf.key) > 1 else None
+    if (leaf.key[0] in {".", "[]"} and about in state.moved) or (leaf.key[0] == "call" and asks_for_boundary(leaf.text)):
+        yield ("moved", *leaf.key)
+
+
+def enters_unknown(state: State, call: Call, made: Opaque) -> None:
+    """A context manager that nobody can follow may switch the synchronisation of the model that it is given."""
+    if id(call.node) in state.index.once("managed", state.index.tree, _managed) and not is_harmless_context(call.name):
+        state.sync_asked.setdefault(made.text, set()).update((made.key, ("moved", *made.key)))
+
+
+def moves_on(state: State, call: Call) -> None:
+    """`state.advance()`: an object that nobody knows may be another one afterwards."""
+    owner = state.force(call.receiver) if call.receiver is not None else None
+    if not isinstance(owner, Opaque) or owner.actor is not None or not state.recorder.turns:
+        return
+    if id(call.node) in state.index.once("said", state.index.tree, _said):
+        state.moved.add(key_of(owner))
+
+
+def _managed(tree: ast.AST) -> frozenset[int]:
+    items = (item for node in every(tree, ast.With, ast.AsyncWith) if isinstance(node, (ast.With, ast.AsyncWith)) for item in node.items)
+    return frozenset(id(item.context_expr) for item in items)
+
+
+def _said(tree: ast.AST) -> frozenset[int]:
+    """Calls that are made for what they do, not for what they give."""
+    return frozenset(id(node.value) for node in every(tree, ast.Expr) if isinstance(node, ast.Expr)) | _managed(tree)
 
 
 def _leaves(value: Value) -> Iterator[Opaque]:

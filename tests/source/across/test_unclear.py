@@ -35,6 +35,10 @@ ALWAYS = {("main.py", "ACC103", "loss.backward()")}
         ("model.require_backward_grad_sync = k == plan.size - 1", "if True:", set()),
         ("last = plan.is_last(k)", "with nullcontext() if last else model.no_sync():", set()),
         ("last = plan.is_last(k)", "with model.no_sync() if args.saves and not last else nullcontext():", set()),
+        ("pass", "with plan.synchronised(model, k):", set()),
+        ("plan.advance()", "with nullcontext() if plan.synchronises else model.no_sync():", set()),
+        ("pass", "with nullcontext() if plan.is_boundary() else model.no_sync():", set()),
+        ("pass", "with plan.autocast(model):", ALWAYS),
         ("model.require_backward_grad_sync = args.always", "if True:", ALWAYS),
         ("pass", "if True:", ALWAYS),
     ],
@@ -70,6 +74,8 @@ STEP = """
         ("pass", "done = plan.is_boundary(i, accum)\n            if done:\n                scheduler.step()", "done"),
         ("if plan.starts_window(i):\n                optimizer.zero_grad()", "pass", "plan.ends_window(i)"),
         ("pass", "pass", 'y["last"]'),
+        ("plan.advance()", "pass", "plan.at_the_end"),
+        ("pass", "boundary = plan.at_boundary()", "boundary"),
     ],
 )
 def test_an_update_that_waits_for_an_answer_makes_windows_nobody_knows(lint: Lint, first: str, last: str, gate: str) -> None:
