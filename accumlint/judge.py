@@ -8,7 +8,7 @@ from typing import Protocol
 
 from accumlint.findings import Finding, Severity
 from accumlint.rule import Rule
-from accumlint.trace import Trace
+from accumlint.trace import PERHAPS, Trace
 
 K = 3  # the accumulation that a rehearsal is judged at …
 CONTROL_K = 2  # … and the one at which what it found must show again
@@ -24,10 +24,13 @@ def judge(trace: Trace, rules: Iterable[Rule]) -> list[Finding]:
     """What the rules say of one rehearsal or run, one finding a code and place."""
     found: dict[tuple[str, str, int, int], Finding] = {}
     assumed = Severity.INFO if trace.fact("assumes-k") else None  # nothing shows that it accumulates at all
+    perhaps = {place for event in trace.events if PERHAPS in event.options for place in (event.place, event.in_loop)}
     for each in rules:
         if not (each.every_loop or trace.accumulates):
             continue
         for finding in each.check(trace):
+            if finding.place in perhaps:
+                continue
             own = each.severity if finding.severity is None else finding.severity
             severity = own if assumed is None else assumed
             found.setdefault(finding.key, replace(finding, severity=severity, trace=trace))

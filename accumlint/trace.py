@@ -137,6 +137,7 @@ class Turn:
     endless: bool = False  # the loop was cut by the rehearsal (while True, an infinite generator): it has no tail
 
 
+PERHAPS = "perhaps"  # option of an event under a condition that nobody could follow and that may differ between micro-batches
 SHIFTED = "shifted:"  # option of a loss or a count: what was cut from its second position on before, by name
 
 

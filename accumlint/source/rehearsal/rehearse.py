@@ -29,7 +29,7 @@ from accumlint.source.rehearsal.skips import narrowed
 from accumlint.source.rehearsal.splitting import split_by_loop
 from accumlint.source.rehearsal.state import Leave
 from accumlint.source.rehearsal.trials import Trials
-from accumlint.source.rehearsal.unclear import unclear, without_sync
+from accumlint.source.rehearsal.unclear import perhaps, questions, unclear, without_sync
 from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Opaque, Value
 from accumlint.source.rehearsal.worlds import (
     MOST_STEPS_IN_ALL,
@@ -168,7 +168,7 @@ class Rehearsal:
         """What the first world shows, and those that differ from it in an answer."""
         default = list(self._traces_of(first, ()))
         yield from default
-        gates = unclear(first.step_asked)
+        gates = questions(first)
         answers_given = first.world.answers.values()
         open_answers = (one for one in answers_given if one.flips and not one.is_incidental and one.text not in gates)
         flips = sorted(open_answers, key=lambda answer: -answer.weight)
@@ -330,7 +330,7 @@ class Rehearsal:
             kept = [one for one in evidence if not any(stretch.holds(one) for stretch in unseen)]
             if kept:
                 facts.setdefault(name, []).extend(kept)
-        seen = narrowed(machine.recorder.events, machine.recorder.ends)
+        seen = perhaps(machine, narrowed(machine.recorder.events, machine.recorder.ends))
         for events in split_by_loop(without_sync(seen) if unclear(machine.sync_asked) else seen):
             if not any(event.kind is Kind.BACKWARD for event in events):
                 continue

@@ -15,8 +15,9 @@ from accumlint.source.reading.nodes import every
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.state import PERSONAL, Call, State
 from accumlint.source.rehearsal.values import Key, Known, Opaque, Phi, Value, key_of
-from accumlint.trace import Event, Kind
+from accumlint.trace import PERHAPS, Event, Kind
 
+HANGING = frozenset({Kind.ZERO, Kind.CLIP, Kind.SCHEDULE, Kind.SAVE, Kind.AVERAGE, Kind.UNSCALE, Kind.SCALER_UPDATE})
 asks_for_boundary = found_in(re.compile(r"boundary|(^|[._])(is_)?(last|final)|should_|accum|window", re.IGNORECASE))
 is_harmless_context = found_in(
     re.compile(r"autocast|profil|timer|record|eval|grad|inference|summon|gather|trace|range|tqdm", re.IGNORECASE)
@@ -40,9 +41,11 @@ def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
     either = state.index.kinds(node.body) ^ state.index.kinds(node.orelse)
     if Kind.SYNC_OFF in either:
         ask_for_sync(state, test)
-    if Kind.STEP in either and isinstance(test, Opaque) and not test.causes & PERSONAL - {"data"}:
-        for leaf in _leaves(test):
-            state.step_asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
+    if not isinstance(test, Opaque) or test.causes & PERSONAL - {"data"} or not either & {Kind.STEP, *HANGING}:
+        return
+    asked = state.step_asked if Kind.STEP in either else state.asked_at.setdefault(state.recorder.place(node.test), {})
+    for leaf in _leaves(test):
+        asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
 
 
 def _asked(state: State, leaf: Opaque) -> Iterator[Key]:
@@ -93,6 +96,20 @@ def _leaves(value: Value) -> Iterator[Opaque]:
 def unclear(asked: Mapping[str, set[Key]]) -> frozenset[str]:
     """The questions that were asked about different things."""
     return frozenset(text for text, keys in asked.items() if len(keys) > 1)
+
+
+def questions(state: State) -> frozenset[str]:
+    """All of them on which an event hung: none has an answer that holds for a rehearsal."""
+    return unclear(state.step_asked).union(*map(unclear, state.asked_at.values()))
+
+
+def perhaps(state: State, events: Iterable[Event]) -> list[Event]:
+    """The events, of which those that hang on such a question are said to happen perhaps."""
+    places = {place for place, asked in state.asked_at.items() if unclear(asked)}
+    if not places:
+        return list(events)
+    hang = (event.kind in HANGING and any(guard.place in places for guard in event.guards) for event in events)
+    return [replace(event, options=event.options | {PERHAPS}) if one else event for event, one in zip(events, hang, strict=True)]
 
 
 def without_sync(events: Iterable[Event]) -> list[Event]:

@@ -85,3 +85,37 @@ def test_an_update_that_waits_for_an_answer_makes_windows_nobody_knows(lint: Lin
 def test_one_that_waits_for_nothing_steps_too_often(lint: Lint) -> None:
     found = lint({"main.py": STEP.format(first="pass", last="pass", gate="True")})
     assert ("main.py", "ACC301", "optimizer.step()") in found
+
+
+OTHERS = """
+    import torch
+    from elsewhere import plan
+
+    def train(model, loader, optimizer, accum):
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
+        assert len(loader) % accum == 0
+        for i, batch in enumerate(loader):
+            {before}
+            loss = model(batch).mean() / accum
+            loss.backward()
+            {after}
+            if (i + 1) % accum == 0:
+                optimizer.step()
+                {last}
+"""
+CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "last", "found"),
+    [
+        ("if plan.opens(i):\n                optimizer.zero_grad()", "pass", "pass", set()),
+        ("pass", f"if plan.closes(i):\n                {CLIP}", "optimizer.zero_grad()", set()),
+        ("pass", "if plan.closes(i):\n                scheduler.step()", "optimizer.zero_grad()", set()),
+        ("optimizer.zero_grad()", "pass", "pass", {("main.py", "ACC302", "optimizer.zero_grad()")}),
+        ("pass", CLIP, "optimizer.zero_grad()", {("main.py", "ACC304", CLIP)}),
+        ("pass", "scheduler.step()", "optimizer.zero_grad()", {("main.py", "ACC305", "scheduler.step()")}),
+    ],
+)
+def test_other_events_that_wait_for_an_answer(lint: Lint, before: str, after: str, last: str, found: set[tuple[str, str, str]]) -> None:
+    assert lint({"main.py": OTHERS.format(before=before, after=after, last=last)}) == found
