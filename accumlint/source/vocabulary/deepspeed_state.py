@@ -77,9 +77,16 @@ def engine_of(state: Machine, owner: Value | None) -> Engine | None:
             return known
     if not isinstance(owner, Opaque) or owner.path or owner.forwards or owner.born:
         return None
-    if not is_engine_name(state.index, last_name(owner)) or role_of(state, owner) not in {None, Role.MODEL}:
+    if not is_engine_name(state.index, last_name(owner)) or role_of(state, owner) not in {None, Role.MODEL} or _is_of_other_make(owner):
         return None
     return _by_name(state, owner)
+
+
+def _is_of_other_make(owner: Opaque) -> bool:
+    """Whether an object is of a class that comes from elsewhere: `Engine(model, k)` that is none of DeepSpeed's."""
+    made = owner.key[1] if owner.key[0] == "call" and len(owner.key) > 1 else None
+    path = str(made[1]) if isinstance(made, tuple) and made[0] == "import" and len(made) > 1 else ""
+    return path.rsplit(".", 1)[-1][:1].isupper() and "deepspeed" not in path.lower()
 
 
 def is_engine_name(index: Index, name: str) -> bool:

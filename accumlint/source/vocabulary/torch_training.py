@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.source.reading.facts import CLIP_NAMES, CLIPPER_NAME, OPTIMIZER_NAME, terminal
 from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.arithmetic import factors_of, is_tensor
 from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.values import (
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 ENGINE_NAME = re.compile(
     r"accelerat|fabric|engine|booster|deepspeed|(^|\.)self$|optim|trainer|strategy|plugin|precision|runner", re.IGNORECASE
 )
+
+tells_of_accumulation = found_in(re.compile(r"accum|(^|[^a-z])every", re.IGNORECASE))
 
 
 def backward(state: Machine, call: Call) -> Value | None:
@@ -158,6 +161,7 @@ def step(state: Machine, call: Call) -> Value | None:
         optimizer = as_actor(state, owner, Role.OPTIMIZER)
         assert optimizer is not None
         options = frozenset({"hook"}) if state.in_hook else frozenset()
+        options |= {"gated"} if _may_gate(owner) else set()
         state.recorder.emit(Kind.STEP, call.node, targets=(optimizer,), options=options)
         return NONE
     if role is Role.SCHEDULER:
@@ -174,6 +178,11 @@ def step(state: Machine, call: Call) -> Value | None:
         )
         return NONE
     return None
+
+
+def _may_gate(optimizer: Value) -> bool:
+    """Whether an optimizer of a make that nobody knows was told of accumulation: `Accumulating(optimizer, k)` may count by itself."""
+    return isinstance(optimizer, Opaque) and optimizer.key[0] == "call" and tells_of_accumulation(str(optimizer.key))
 
 
 def _closure(state: Machine, value: Value) -> None:

@@ -119,3 +119,35 @@ CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 )
 def test_other_events_that_wait_for_an_answer(lint: Lint, before: str, after: str, last: str, found: set[tuple[str, str, str]]) -> None:
     assert lint({"main.py": OTHERS.format(before=before, after=after, last=last)}) == found
+
+
+MADE = """
+    import torch
+    from elsewhere import Accumulating, Engine, Optimizers, plan
+
+    def train(net, loader, accum):
+        plain = torch.optim.SGD(net.parameters(), lr=0.1)
+        {make}
+        for i, batch in enumerate(loader):
+            loss = net(batch).mean() / accum
+            {backward}
+            {step}.step()
+            plain.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "backward", "step", "silent"),
+    [
+        ("optimizer = Accumulating(plain, accum)", "loss.backward()", "optimizer", True),
+        ("optimizer = plan.wrap(plain, every=accum)", "loss.backward()", "optimizer", True),
+        ("optimizer = plan.accumulate(plain)", "loss.backward()", "optimizer", True),
+        ("engine = Engine(net, accum)", "engine.backward(loss)", "engine", True),
+        ("pass", "loss.backward()", "plain", False),
+    ],
+)
+def test_objects_that_were_told_of_accumulation_may_count_by_themselves(
+    lint: Lint, make: str, backward: str, step: str, silent: bool
+) -> None:
+    found = lint({"main.py": MADE.format(make=make, backward=backward, step=step)})
+    assert {code for _, code, _ in found} & {"ACC206", "ACC301"} == (set() if silent else {"ACC301"})
