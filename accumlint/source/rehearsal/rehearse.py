@@ -29,7 +29,7 @@ from accumlint.source.rehearsal.skips import narrowed
 from accumlint.source.rehearsal.splitting import split_by_loop
 from accumlint.source.rehearsal.state import Leave
 from accumlint.source.rehearsal.trials import Trials
-from accumlint.source.rehearsal.unclear import perhaps, questions, unclear, without_sync
+from accumlint.source.rehearsal.unclear import awaited, perhaps, questions, unclear, without_sync
 from accumlint.source.rehearsal.values import Class, Function, Instance, Known, Opaque, Value
 from accumlint.source.rehearsal.worlds import (
     MOST_STEPS_IN_ALL,
@@ -342,9 +342,9 @@ class Rehearsal:
             if _means_to_accumulate(events, accumulation):
                 own["means-to-accumulate"] = (Evidence(first.place, "K"),)
             place = machine.recorder.place_of(line)
-            gates = unclear(machine.step_asked)
-            if gates:
-                own["unclear-gate"] = (Evidence(place, min(gates)),)
+            gate = awaited(machine, events)
+            if gate:
+                own["unclear-gate"] = (Evidence(place, gate),)
             yield Trace(
                 path=place.path,
                 place=place,
@@ -353,7 +353,7 @@ class Rehearsal:
                 accumulation=accumulation,
                 settings=settings,
                 facts=own,
-                judges_tail=not (driven or gates),
+                judges_tail=not (driven or gate),
                 limits=tuple(dict.fromkeys(machine.limits)),
                 versions=tuple((package, found.described) for package, found in sorted(machine.versions.items())),
                 frameworks=tuple(sorted(machine.frameworks)),

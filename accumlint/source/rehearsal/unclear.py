@@ -29,7 +29,9 @@ def ask_for_sync(state: State, value: Value) -> None:
     for leaf in _leaves(value):
         state.sync_asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
     known = state.world.knowledge.accumulations
-    for root in value.gates if isinstance(value, Known) else ():
+    if not isinstance(value, Known) or (value.origin is not None and state.index.has_modulo(value.origin)):
+        return
+    for root in value.gates:
         if root.kind == "setting" and root.key not in known:
             state.sync_asked.setdefault(root.text, set()).update((root.key, ("counter", *root.key)))
 
@@ -43,7 +45,7 @@ def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
         ask_for_sync(state, test)
     if not isinstance(test, Opaque) or test.causes & PERSONAL - {"data"} or not either & {Kind.STEP, *HANGING}:
         return
-    asked = state.step_asked if Kind.STEP in either else state.asked_at.setdefault(state.recorder.place(node.test), {})
+    asked = state.asked_at.setdefault(state.recorder.place(node.test), {})
     for leaf in _leaves(test):
         asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
 
@@ -56,10 +58,14 @@ def _asked(state: State, leaf: Opaque) -> Iterator[Key]:
         yield ("moved", *leaf.key)
 
 
-def enters_unknown(state: State, call: Call, made: Opaque) -> None:
+def is_managed(state: State, call: Call) -> bool:
+    """Whether what a call gives is entered, and may switch something meanwhile, as far as its name tells."""
+    return id(call.node) in state.index.once("managed", state.index.tree, _managed) and not is_harmless_context(call.name)
+
+
+def enters_unknown(state: State, made: Opaque) -> None:
     """A context manager that nobody can follow may switch the synchronisation of the model that it is given."""
-    if id(call.node) in state.index.once("managed", state.index.tree, _managed) and not is_harmless_context(call.name):
-        state.sync_asked.setdefault(made.text, set()).update((made.key, ("moved", *made.key)))
+    state.sync_asked.setdefault(made.text, set()).update((made.key, ("moved", *made.key)))
 
 
 def moves_on(state: State, call: Call) -> None:
@@ -100,7 +106,14 @@ def unclear(asked: Mapping[str, set[Key]]) -> frozenset[str]:
 
 def questions(state: State) -> frozenset[str]:
     """All of them on which an event hung: none has an answer that holds for a rehearsal."""
-    return unclear(state.step_asked).union(*map(unclear, state.asked_at.values()))
+    return frozenset[str]().union(*map(unclear, state.asked_at.values()))
+
+
+def awaited(state: State, events: Iterable[Event]) -> str:
+    """The question whose answer an update waits for; "" where none does."""
+    texts = {place: min(found) for place, asked in state.asked_at.items() if (found := unclear(asked))}
+    steps = (event for event in events if texts and event.kind is Kind.STEP)
+    return next((texts[guard.place] for step in steps for guard in step.guards if guard.place in texts), "")
 
 
 def perhaps(state: State, events: Iterable[Event]) -> list[Event]:

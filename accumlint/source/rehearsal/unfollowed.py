@@ -9,7 +9,7 @@ from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.rehearsal.access import moves
 from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, is_verb, makes, speaks_of_loss
 from accumlint.source.rehearsal.state import Call, State
-from accumlint.source.rehearsal.unclear import enters_unknown, moves_on
+from accumlint.source.rehearsal.unclear import enters_unknown, is_managed, moves_on
 from accumlint.source.rehearsal.values import Class, Function, Instance, Opaque, Value, actor_of, born_of, forwards_of
 from accumlint.trace import Actor, Kind, Role
 from accumlint.weight import Factor, Quantity, Weight
@@ -70,8 +70,8 @@ class Unfollowed(State):
             made.forwards, made.attached = made.forwards | {self.forward}, True
         self._lend(made, call)
         moves_on(self, call)
-        if any(self.as_model(self.force(value)) is not None for value in call.values):
-            enters_unknown(self, call, made)
+        if is_managed(self, call) and any(self.as_model(self.force(value)) is not None for value in call.values):
+            enters_unknown(self, made)
         if gives_batches(call.name) and not made.forwards:
             made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch
             return
