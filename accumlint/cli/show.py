@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from accumlint.source.reading.library import Library
     from accumlint.source.reading.parse import Source
     from accumlint.source.reading.program import Program
-    from accumlint.source.rehearsal.rehearse import Options
+    from accumlint.source.rehearsal.rehearse import Options, Rehearsal
     from accumlint.source.rehearsal.through import Through
     from accumlint.trace import Trace
 
@@ -42,15 +43,16 @@ def show(target: str, color: str) -> int:
     from accumlint.report.show import followed, used_by
     from accumlint.report.show import show as drawn
     from accumlint.source.reading.program import program_of
-    from accumlint.source.rehearsal.rehearse import Options
+    from accumlint.source.rehearsal.rehearse import Options, rehearsals
 
     path, function = _split(target)
     settings = nearest(os.path.dirname(os.path.abspath(path)))
     options = Options.of(settings)
     library = library_for(settings)
     program = program_of(_read(path), library)
-    loops, limits, asks = _loops(program, options)
-    caller = _caller(program.path, asks, library, options)
+    rehearsed = list(rehearsals(program, options))
+    loops, limits = _loops(rehearsed)
+    caller = _caller(program.path, rehearsed, library, options)
     if caller is not None:
         program = caller.program
         used = [(rehearsal.function, rehearsal.traces(K)) for rehearsal in caller.rehearsals if caller.comes_through(rehearsal)]
@@ -94,29 +96,28 @@ def _read(path: str) -> Source:
     return source
 
 
-def _caller(path: str, asks: Sequence[str], library: Library, options: Options) -> Through | None:
+def _caller(path: str, rehearsed: Sequence[Rehearsal], library: Library, options: Options) -> Through | None:
     """The file that uses one whose model is not made there, and the loops as they run from it."""
-    from accumlint.source.rehearsal.through import through_callers
+    from accumlint.source.rehearsal.through import asked_method, through_callers, through_meetings
 
+    asks = [name for each in rehearsed if (name := each.asks_callers)]
+    methods = [method for each in rehearsed if (method := asked_method(each)) is not None]
     found = through_callers(path, library.callers.of(path, asks).starts if asks else (), library, options, [])
-    return next((each for each in found if each.reaches), None)
+    met = (through for method in methods for through in through_meetings(method, library, options, []))
+    return next((each for each in chain(found, met) if each.reaches), None)
 
 
-def _loops(program: Program, options: Options) -> tuple[list[tuple[str, Sequence[Trace]]], list[str], list[str]]:
-    """The function and the traces of every loop that holds a backward; where there are none, why; and names that callers are asked for."""
-    from accumlint.source.rehearsal.rehearse import rehearsals
-
+def _loops(rehearsed: Iterable[Rehearsal]) -> tuple[list[tuple[str, Sequence[Trace]]], list[str]]:
+    """The function and the traces of every loop that holds a backward; where there are none, why."""
     loops: list[tuple[str, Sequence[Trace]]] = []
     limits: list[str] = []
-    asks: list[str] = []
-    for rehearsal in rehearsals(program, options):
+    for rehearsal in rehearsed:
         traces = [trace for trace in rehearsal.traces(K) if trace.events or trace.limits]
         if traces:
             loops.append((rehearsal.function, traces))
         else:
             limits += (limit for limit in rehearsal.limits if limit not in limits)
-        asks += filter(None, [rehearsal.asks_callers])
-    return loops, limits, asks
+    return loops, limits
 
 
 def _chosen(program: Program, loops: Sequence[tuple[str, Sequence[Trace]]], function: str) -> list[Sequence[Trace]]:
