@@ -66,7 +66,7 @@ from accumlint.trace import Accumulation, Kind, Trace, Window
 from accumlint.weight import Factor, Quantity, Weight
 
 WEIGHS = re.compile(r"lambda|weight|coeff?(?![a-z])|coefficient|(^|[._])(alpha|beta|gamma)|num_(labels|classes)", re.IGNORECASE)
-OTHERWISE_RIGHT = ("sum-convention", "engine-divides", "replays-features")
+OTHERWISE_RIGHT = ("sum-convention", "engine-divides", "may-divide", "replays-features")
 
 
 @rule("ACC202", "unnormalised-accumulation", Severity.WARNING, measured="coefficients of the window sum to about K instead of 1")

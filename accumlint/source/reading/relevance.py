@@ -87,7 +87,12 @@ class Relevance:
             if _declares_option(node, part) and not self.index.callees(part):
                 continue
             touched = {terminal(arg) for arg in part.args} | {receiver} if isinstance(node, ast.Expr) else set()
-            if touched & self.needed or name in self.index.tracked or (isinstance(node, ast.Expr) and self.index.callees(part)):
+            if (
+                touched & self.needed
+                or name in self.index.tracked
+                or name == "enter_context"
+                or (isinstance(node, ast.Expr) and self.index.callees(part))
+            ):
                 return True
         return False
 

@@ -9,6 +9,7 @@ from accumlint.source.reading.shifted import drops_the_first, name_of
 from accumlint.source.rehearsal.arithmetic import SELECTED
 from accumlint.source.rehearsal.counts import count
 from accumlint.source.rehearsal.state import State
+from accumlint.source.rehearsal.unclear import hang_on
 from accumlint.source.rehearsal.values import (
     TRUE,
     Class,
@@ -209,6 +210,7 @@ class Access(State):
         if found is None:
             samples = list(value.items.values())
             if samples and value.text == "" and not isinstance(key, Known):
+                hang_on(self, [one.node for one in samples if isinstance(one, Function)], key, self.recorder.text(node))
                 return samples[0]
             sample = next((one for at, one in value.items.items() if isinstance(at, tuple) and at[:1] == ("?",)), None)
             like = sample if value.text and isinstance(sample, Opaque) and not sample.forwards else None

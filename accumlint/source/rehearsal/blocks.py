@@ -10,9 +10,10 @@ from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.branches import ways_out
 from accumlint.source.rehearsal.conditions import advances, multiplies_by_zero
 from accumlint.source.rehearsal.state import Leave, Signal, State
-from accumlint.source.rehearsal.unclear import ask_for_sync
+from accumlint.source.rehearsal.unclear import ask_for_sync, enters, hang_on
 from accumlint.source.rehearsal.values import (
     Known,
+    Opaque,
     Phi,
     Stream,
     Value,
@@ -39,6 +40,7 @@ class Blocks(State):
         if isinstance(chosen, Phi):
             ask_for_sync(self, chosen)
         value = self.force(chosen)
+        enters(self, value)
         if isinstance(value, Stream) and value.kind == "generator":
             return self._with_generator(node, first, rest, value)
         return self.within(value, first, lambda: self._with_items(node, rest))
@@ -166,11 +168,21 @@ class Blocks(State):
 
     def _exec_Match(self, node: ast.Match) -> Signal | None:
         subject = self.force(self.eval(node.subject))
+        hang_on(self, [node], subject, self.recorder.text(node.subject))
         for case in node.cases:
             answer = self._matches(case, subject)
             if answer:
-                return self.block(case.body)
+                return self._in_case(node, case, subject)
         return None
+
+    def _in_case(self, node: ast.Match, case: ast.match_case, subject: Value) -> Signal | None:
+        if not isinstance(subject, Opaque):
+            return self.block(case.body)
+        self.recorder.guards.append(Guard(self.recorder.place(node.subject), self.recorder.text(node.subject), "setting"))
+        try:
+            return self.block(case.body)
+        finally:
+            self.recorder.guards.pop()
 
     def _matches(self, case: ast.match_case, subject: Value) -> bool:
         pattern = case.pattern

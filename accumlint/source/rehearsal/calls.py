@@ -15,6 +15,7 @@ from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
 from accumlint.source.rehearsal.entries import is_test
 from accumlint.source.rehearsal.state import DEEPEST_CALL, Call, Frame, State
+from accumlint.source.rehearsal.unclear import enters, runs_decorated
 from accumlint.source.rehearsal.values import (
     NONE,
     Builtin,
@@ -152,6 +153,7 @@ class Calls(State):
     def _call_context_method(self, context: Context, name: str, call: Call) -> Value:
         if name == "enter_context" and call.args:
             inner = self.force(call.args[0])
+            enters(self, inner)
             if isinstance(inner, Context):
                 context.entered.append(inner)
                 self.enter(inner, call.node)
@@ -183,6 +185,8 @@ class Calls(State):
         self._bind_arguments(frame, function, args, keywords, node)
         if self.index.is_generator(body):
             return self._generator(function, frame, body)
+        if body.decorator_list:
+            runs_decorated(self, body)
         bound = function.bound
         if node is not None and isinstance(bound, Instance) and bound.wrapped_by is not None and self.forward is None:
             self.model_calls.append(node)

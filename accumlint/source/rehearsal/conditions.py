@@ -16,7 +16,7 @@ from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.names import RANK_NAME
 from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.state import Frame, Signal, State
-from accumlint.source.rehearsal.unclear import ask_of_sides
+from accumlint.source.rehearsal.unclear import ask_of_sides, is_flag
 from accumlint.source.rehearsal.values import (
     NONE,
     Context,
@@ -274,7 +274,8 @@ class Conditions(State):
     ) -> Event:
         """Notes the way that does not train: `body` runs on it, `lost` is left out."""
         options = {"agreed"} if test.agreed else set()
-        if self.index.once("deals out", node, lambda _: _deals_out(node.test)):
+        held = not skipped & {Kind.FORWARD, Kind.BACKWARD}  # only the update waits for it
+        if self.index.once("deals out", node, lambda _: _deals_out(node.test)) or (held and is_flag(test)):
             options.add("agreed")
         if Kind.ZERO in self.index.kinds(body):
             options.add("zeroes")

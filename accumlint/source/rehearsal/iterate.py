@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from accumlint.source.rehearsal.state import Leave, Signal, State, unshifted
+from accumlint.source.rehearsal.unclear import is_told
 from accumlint.source.rehearsal.values import (
     Instance,
     Items,
@@ -92,7 +93,7 @@ class Iteration(State):
     def _plan_unknown(self, value: Value, node: ast.AST) -> Plan:
         text = value.text if isinstance(value, Opaque) else ""
         root = self.length_root(value, text)
-        if isinstance(value, Opaque) and self._is_told(value.key):
+        if isinstance(value, Opaque) and is_told(self, value.key):
             self.world.knowledge.learn_divisible(root)
         count = self.world.number(root) or self.world.batches
         actor = actor_of(value)
@@ -104,12 +105,6 @@ class Iteration(State):
         if isinstance(value, Opaque) and not (value.causes or value.born) and (settings or _lists_files(value.key)):
             return Plan(count, lambda at: self.opaque(("setting", value.key, at), f"item of {text}"), open=True, root=root)
         return Plan(count, lambda at: self.datum(node, text and f"batch of {text}"), open=True, root=root, data=True)
-
-    def _is_told(self, key: Key) -> bool:
-        """Whether a loader was made by a call that is given K, so that it may well give whole windows only."""
-        if key[0] in {"part", "[]"}:
-            return isinstance(key[1], tuple) and self._is_told(key[1])
-        return key[0] == "call" and any(part in self.world.knowledge.accumulations for part in key[2:] if isinstance(part, tuple))
 
     def element(self, value: Value, node: ast.AST) -> Value:
         """The one element that stands for all of something that is not data."""

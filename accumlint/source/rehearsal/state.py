@@ -159,7 +159,7 @@ class State:
         """
         index recorder relevance world globals program modules frame kept_frames holders steps running journal supposed sides
         forward no_grad contexts limits asked last_branch last_test entered covered managing model_calls consumers yield_roots
-        counted_in loss_calls pieces keys names_of_data identities batch_counts sizes sync_asked asked_at moved _data prepares
+        counted_in loss_calls pieces keys names_of_data identities batch_counts sizes sync_asked asked_at moved lent _data prepares
         """.split()
     )  # found sooner than in a dict of this size
 
@@ -202,6 +202,7 @@ class State:
         self.sync_asked: dict[str, set[Key]] = {}  # the open conditions on which synchronisation hung, by what they ask
         self.asked_at: dict[Place, dict[str, set[Key]]] = {}  # likewise those on which updates and such hung, by the tests that asked
         self.moved: set[Key] = set()  # objects nobody knows, one of whose methods was called in a loop for what it does
+        self.lent: set[Key] = set()  # what unknown calls made of a model
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
 
     def let_go(self) -> None:

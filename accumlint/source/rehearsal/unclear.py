@@ -10,15 +10,27 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.reading.nodes import every
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.state import PERSONAL, Call, State
-from accumlint.source.rehearsal.values import Key, Known, Opaque, Phi, Value, key_of
-from accumlint.trace import PERHAPS, Event, Kind
+from accumlint.source.rehearsal.values import Instance, Key, Known, Opaque, Phi, Value, key_of
+from accumlint.trace import PERHAPS, Event, Kind, Place
+from accumlint.weight import Quantity
+
+if TYPE_CHECKING:
+    from accumlint.source.rehearsal.unfollowed import Unfollowed
 
 HANGING = frozenset({Kind.ZERO, Kind.CLIP, Kind.SCHEDULE, Kind.SAVE, Kind.AVERAGE, Kind.UNSCALE, Kind.SCALER_UPDATE})
 asks_for_boundary = found_in(re.compile(r"boundary|(^|[._])(is_)?(last|final)|should_|accum|window", re.IGNORECASE))
+DEEPEST = 6  # how far a condition is followed to the objects that it is about
+advances = found_in(re.compile(r"(^|_)(next|pop|fetch|advance|tick|pull|poll)(_|$)", re.IGNORECASE))
+tells = found_in(re.compile(r"(^|_)(log|print|write|report|info|debug|warn|warning|save|display|record)(_|$)", re.IGNORECASE))
+tells_of_windows = found_in(re.compile(r"accum|micro|window|split|chunk|repeat|(^|[^a-z])every", re.IGNORECASE))
+reduces = found_in(re.compile(r"reduce|gather|sync|(^|_)sum(_|$)|total|agree|_$", re.IGNORECASE))
+COUNTS = frozenset({Quantity.UNITS, Quantity.WINDOW_UNITS})
 is_harmless_context = found_in(
     re.compile(r"autocast|profil|timer|record|eval|grad|inference|summon|gather|trace|range|tqdm", re.IGNORECASE)
 )
@@ -53,33 +65,154 @@ def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
 def _asked(state: State, leaf: Opaque) -> Iterator[Key]:
     """What a condition is about: one thing, or a new one each time, where an object moved on or is asked where it is."""
     yield leaf.key
-    about = leaf.key[1] if len(leaf.key) > 1 else None
-    if (leaf.key[0] in {".", "[]"} and about in state.moved) or (leaf.key[0] == "call" and asks_for_boundary(leaf.text)):
+    if _is_of(leaf.key, state.moved) or _asks(leaf):
         yield ("moved", *leaf.key)
 
 
-def is_managed(state: State, call: Call) -> bool:
-    """Whether what a call gives is entered, and may switch something meanwhile, as far as its name tells."""
-    return id(call.node) in state.index.once("managed", state.index.tree, _managed) and not is_harmless_context(call.name)
+def _is_of(key: object, moved: set[Key], depth: int = 0) -> bool:
+    """Whether a value is read from one of these objects: `state.count`, `state.count >= k`."""
+    if not isinstance(key, tuple) or not key or depth > DEEPEST:
+        return False
+    if key[0] in {".", "[]"} and len(key) > 1 and key[1] in moved:
+        return True
+    return key[0] in {".", "[]", "compare", "not"} and any(_is_of(part, moved, depth + 1) for part in key[1:])
 
 
-def enters_unknown(state: State, made: Opaque) -> None:
-    """A context manager that nobody can follow may switch the synchronisation of the model that it is given."""
-    state.sync_asked.setdefault(made.text, set()).update((made.key, ("moved", *made.key)))
+def is_flag(test: Value) -> bool:
+    """Whether a condition is a mark that comes with the data, `for batch, last in windows`, or an answer about the boundary."""
+    leaves = list(_leaves(test))
+    return bool(leaves) and all(_marks(leaf) for leaf in leaves)
+
+
+def _marks(leaf: Opaque) -> bool:
+    if leaf.forwards or leaf.causes & PERSONAL - {"data"} or "data" not in leaf.causes:
+        return False
+    return leaf.key[0] in {".", "[]", "part"} or _asks(leaf)
+
+
+def _asks(leaf: Opaque) -> bool:
+    """Whether a condition is the answer of a call that asks for the boundary, whatever it was named then."""
+    called = leaf.key[1] if leaf.key[0] == "call" and len(leaf.key) > 1 else ()
+    name = called[-1] if isinstance(called, tuple) and called else ""
+    return leaf.key[0] == "call" and (asks_for_boundary(leaf.text) or (isinstance(name, str) and asks_for_boundary(name)))
+
+
+def hang_on(state: State, nodes: Iterable[ast.AST], asked: Value, text: str) -> None:
+    """Remembers that one of several ways is taken by a value that nobody can follow: `match phase(i):`, `actions[phase(i)]()`."""
+    if not isinstance(asked, Opaque) or asked.causes & PERSONAL - {"data"}:
+        return
+    keys = set(_asked(state, asked))
+    for node in nodes:
+        kinds = state.index.kinds(node)
+        if Kind.SYNC_OFF in kinds:
+            state.sync_asked.setdefault(text, set()).update(keys)
+        if kinds & {Kind.STEP, *HANGING}:
+            at = node.subject if isinstance(node, ast.Match) else node
+            state.asked_at.setdefault(state.recorder.place(at), {}).setdefault(text, set()).update(keys)
+
+
+def runs_decorated(state: State, function: FunctionNode) -> None:
+    """`@accumulate(k)`: a decorator that nobody can follow and that is told of windows may call what it decorates more or less often."""
+    for decorator in state.index.once("reshaping", function, _reshaping):
+        name = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if state.index.kinds(function) & {Kind.BACKWARD, Kind.STEP} and isinstance(state.force(state.eval(name)), Opaque):
+            text = state.recorder.text(decorator)
+            for asked in (state.sync_asked, state.asked_at.setdefault(state.recorder.place(function), {})):
+                asked.setdefault(text, set()).update({("decorated", 0), ("decorated", 1)})
+
+
+def _reshaping(function: ast.AST) -> list[ast.expr]:
+    assert isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+    return [one for one in function.decorator_list if tells_of_windows(ast.unparse(one))]
+
+
+def enters(state: State, context: Value) -> None:
+    """A context manager that nobody can follow may switch the synchronisation of the model that it was made with."""
+    if isinstance(context, Opaque) and _is_lent(context.key, state.lent):
+        state.sync_asked.setdefault(context.text, set()).update((context.key, ("moved", *context.key)))
+
+
+def may_be_entered(state: State, call: Call) -> bool:
+    """Whether what a call gives may be entered as a context, at once or later, and may switch something meanwhile."""
+    if is_harmless_context(call.name):
+        return False
+    return state.index.once("enters names", state.index.tree, _enters_names) or id(call.node) in _managed_calls(state)
+
+
+def _is_lent(key: object, lent: set[Key], depth: int = 0) -> bool:
+    """Whether a value is one of these or comes out of one."""
+    if not isinstance(key, tuple) or not key or depth > DEEPEST:
+        return False
+    return key in lent or any(_is_lent(part, lent, depth + 1) for part in key[1:])
+
+
+def may_divide(state: Unfollowed, call: Call) -> None:
+    """`divide_gradients(model, k)`, `parameter.register_hook(divider(k))`: who is told of K and of gradients may divide them by it."""
+    values = [state.force(value) for value in call.values]
+    hooks = call.name.startswith("register_")
+    if any(is_accumulation(state, value) or (hooks and isinstance(value, Opaque) and is_told(state, value.key)) for value in values) and (
+        hooks or any(state.holds_gradients(value) for value in values)
+    ):
+        state.recorder.fact("may-divide", call.node)
+
+
+def is_told(state: State, key: Key) -> bool:
+    """Whether a value was made by a call that is given K: a loader that may well give whole windows only."""
+    if key[0] in {"part", "[]"}:
+        return isinstance(key[1], tuple) and is_told(state, key[1])
+    return key[0] == "call" and any(_is_of_k(state, part) for part in key[2:] if isinstance(part, tuple))
+
+
+def _is_of_k(state: State, key: Key) -> bool:
+    """Whether a value is K, as far as it was found out or by its name."""
+    knowledge = state.world.knowledge
+    name = key[-1] if key and key[0] in {"parameter", ".", "[]"} else None
+    return key in knowledge.accumulations or (isinstance(name, str) and knowledge.is_accumulation_name(name.strip("'")))
+
+
+def is_accumulation(state: State, value: Value) -> bool:
+    """Whether a value is K, or made of K alone: `1 / k`."""
+    value = state.force(value)
+    known = state.world.knowledge.accumulations
+    if isinstance(value, Known):
+        return bool(value.roots) and all(root.key in known for root in value.roots)
+    return isinstance(value, Opaque) and _is_of_k(state, value.key)
 
 
 def moves_on(state: State, call: Call) -> None:
     """`state.advance()`: an object that nobody knows may be another one afterwards."""
     owner = state.force(call.receiver) if call.receiver is not None else None
-    if not isinstance(owner, Opaque) or owner.actor is not None or not state.recorder.turns:
+    if not isinstance(owner, (Opaque, Instance)) or owner.actor is not None or tells(call.name):
         return
-    if id(call.node) in state.index.once("said", state.index.tree, _said):
+    if advances(call.name) or (state.recorder.turns and id(call.node) in state.index.once("said", state.index.tree, _said)):
         state.moved.add(key_of(owner))
+
+
+def may_agree(state: State, call: Call) -> None:
+    """`sum_over_ranks_(count)`: a function that nobody knows and that is called for what it does to a count may reduce it in place."""
+    if tells(call.name) or not (call.receiver is None or reduces(call.name)):
+        return
+    for value in map(state.force, call.values):
+        counted = isinstance(value, Opaque) and value.quantity in COUNTS and not value.forwards
+        if counted and isinstance(value, Opaque) and id(call.node) in state.index.once("said", state.index.tree, _said):
+            value.agreed, value.quantity, value.weight = True, None, None
 
 
 def _managed(tree: ast.AST) -> frozenset[int]:
     items = (item for node in every(tree, ast.With, ast.AsyncWith) if isinstance(node, (ast.With, ast.AsyncWith)) for item in node.items)
     return frozenset(id(item.context_expr) for item in items)
+
+
+def _enters_names(tree: ast.AST) -> bool:
+    """Whether contexts that have a name are entered: `with context:`, `stack.enter_context(context)`."""
+    if any(isinstance(node, ast.Attribute) and node.attr == "enter_context" for node in every(tree, ast.Attribute)):
+        return True
+    items = (item for node in every(tree, ast.With, ast.AsyncWith) if isinstance(node, (ast.With, ast.AsyncWith)) for item in node.items)
+    return any(isinstance(item.context_expr, (ast.Name, ast.Attribute, ast.IfExp)) for item in items)
+
+
+def _managed_calls(state: State) -> frozenset[int]:
+    return state.index.once("managed", state.index.tree, _managed)
 
 
 def _said(tree: ast.AST) -> frozenset[int]:
@@ -112,8 +245,21 @@ def questions(state: State) -> frozenset[str]:
 def awaited(state: State, events: Iterable[Event]) -> str:
     """The question whose answer an update waits for; "" where none does."""
     texts = {place: min(found) for place, asked in state.asked_at.items() if (found := unclear(asked))}
-    steps = (event for event in events if texts and event.kind is Kind.STEP)
-    return next((texts[guard.place] for step in steps for guard in step.guards if guard.place in texts), "")
+    for event in events if texts else ():
+        if event.kind is Kind.STEP or event.kind is Kind.BACKWARD:
+            for place, text in texts.items():
+                if _lies_in(event, place) or (event.kind is Kind.STEP and _waits_at(event, place)):
+                    return text
+    return ""
+
+
+def _waits_at(event: Event, place: Place) -> bool:
+    return any(guard.place == place for guard in event.guards)
+
+
+def _lies_in(event: Event, place: Place) -> bool:
+    """Whether an event happens in a stretch of the source, such as a function that is called by who knows whom."""
+    return event.place.path == place.path and place.line <= event.place.line <= (place.end_line or place.line)
 
 
 def perhaps(state: State, events: Iterable[Event]) -> list[Event]:
@@ -121,7 +267,7 @@ def perhaps(state: State, events: Iterable[Event]) -> list[Event]:
     places = {place for place, asked in state.asked_at.items() if unclear(asked)}
     if not places:
         return list(events)
-    hang = (event.kind in HANGING and any(guard.place in places for guard in event.guards) for event in events)
+    hang = (event.kind in HANGING and any(_waits_at(event, one) or _lies_in(event, one) for one in places) for event in events)
     return [replace(event, options=event.options | {PERHAPS}) if one else event for event, one in zip(events, hang, strict=True)]
 
 

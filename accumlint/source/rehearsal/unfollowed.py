@@ -9,7 +9,7 @@ from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.rehearsal.access import moves
 from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, is_verb, makes, speaks_of_loss
 from accumlint.source.rehearsal.state import Call, State
-from accumlint.source.rehearsal.unclear import enters_unknown, is_managed, moves_on
+from accumlint.source.rehearsal.unclear import may_agree, may_be_entered, may_divide, moves_on
 from accumlint.source.rehearsal.values import Class, Function, Instance, Opaque, Value, actor_of, born_of, forwards_of
 from accumlint.trace import Actor, Kind, Role
 from accumlint.weight import Factor, Quantity, Weight
@@ -37,6 +37,11 @@ class Unfollowed(State):
     def as_model(self, value: Value | None) -> Actor | None:
         """The model that a value is, by construction, by use or by name."""
         raise NotImplementedError
+
+    def holds_gradients(self, value: Value) -> bool:
+        """Whether gradients are reached through a value: a model, an optimizer or parameters."""
+        actor = actor_of(value)
+        return self.as_model(value) is not None or (actor is not None and actor.role in {Role.OPTIMIZER, Role.PARAMETERS})
 
     def _met(self, call: Call) -> Value | None:
         """What the method gives that the program was joined with, where one of its name is called on an object that nobody knows."""
@@ -70,8 +75,10 @@ class Unfollowed(State):
             made.forwards, made.attached = made.forwards | {self.forward}, True
         self._lend(made, call)
         moves_on(self, call)
-        if is_managed(self, call) and any(self.as_model(self.force(value)) is not None for value in call.values):
-            enters_unknown(self, made)
+        may_agree(self, call)
+        may_divide(self, call)
+        if may_be_entered(self, call) and any(self.as_model(self.force(value)) is not None for value in call.values):
+            self.lent.add(made.key)
         if gives_batches(call.name) and not made.forwards:
             made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch
             return

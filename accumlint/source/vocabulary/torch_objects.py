@@ -12,6 +12,7 @@ from accumlint.source.reading.facts import LOSS_WORDS, terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.units import Units
 from accumlint.source.reading.words import found_in
+from accumlint.source.rehearsal.unclear import is_accumulation, is_told
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,
@@ -117,6 +118,8 @@ def scheduler(state: Machine, call: Call) -> Value | None:
     origin = _in_more_than_updates(state, call)
     in_micro_batches |= origin is not None
     options = {name for name, holds in (("horizon-in-updates", in_updates), ("horizon-in-micro-batches", in_micro_batches)) if holds}
+    if not call.path.startswith("torch.") and any(is_accumulation(state, value) for value in call.values):
+        options.add("gated")  # it was told of K itself, so that it may count by itself
     actor = Actor(fresh_uid(), call.name, Role.SCHEDULER, known=True, options=frozenset(options))
     if origin is not None:
         state.recorder.fact(f"horizon-in-micro-batches:{actor.uid}", origin)
@@ -181,6 +184,9 @@ def data_loader(state: Machine, call: Call) -> Value | None:
     if "sampler" in call.keywords or "batch_sampler" in call.keywords or not (isinstance(shuffle, Known) and not shuffle.value):
         made.actor = replace(made.actor, options=frozenset({"shuffled"}))
     made.length = Root(("loader", call.node.lineno, call.node.col_offset), "len(loader)", "length")
+    samplers = (state.force(call.keywords[name]) for name in ("sampler", "batch_sampler") if name in call.keywords)
+    if any(isinstance(sampler, Opaque) and is_told(state, sampler.key) for sampler in samplers):
+        state.world.knowledge.learn_divisible(made.length)
     return made
 
 

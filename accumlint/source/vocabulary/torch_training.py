@@ -167,6 +167,7 @@ def step(state: Machine, call: Call) -> Value | None:
     if role is Role.SCHEDULER:
         scheduler = as_actor(state, owner, Role.SCHEDULER)
         options = (frozenset({"absolute"}) if call.values else frozenset()) | (scheduler.options if scheduler is not None else frozenset())
+        options |= {"gated"} if _may_gate(owner) else set()
         if scheduler is not None and state.memory.get(("horizon", scheduler.uid), frozenset()) & state.batch_counts:
             options |= {"horizon-in-micro-batches"}
         state.recorder.emit(
@@ -181,8 +182,8 @@ def step(state: Machine, call: Call) -> Value | None:
 
 
 def _may_gate(optimizer: Value) -> bool:
-    """Whether an optimizer of a make that nobody knows was told of accumulation: `Accumulating(optimizer, k)` may count by itself."""
-    return isinstance(optimizer, Opaque) and optimizer.key[0] == "call" and tells_of_accumulation(str(optimizer.key))
+    """Whether an optimizer of a make that nobody knows was told of accumulation, so that it may count by itself: `Accumulating(sgd, k)`."""
+    return isinstance(optimizer, Opaque) and optimizer.key[0] in {"call", "part"} and tells_of_accumulation(str(optimizer.key))
 
 
 def _closure(state: Machine, value: Value) -> None:
@@ -329,6 +330,8 @@ def scale_loss(state: Machine, call: Call) -> Value | None:
     if isinstance(value, Opaque):
         made = state.opaque(("scale", value.key), state.recorder.text(call.node), value, reduced=value.reduced, attached=value.attached)
         made.weight, made.scaler = value.weight, scaler
+        if _may_gate(owner) and made.weight is not None:
+            made.weight = replace(made.weight, known=False)
         return made
     return state.opaque(("scale", key_of(value)), state.recorder.text(call.node), scaler=scaler)
 
