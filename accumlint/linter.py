@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from accumlint.source.reading.parse import Problem, Source
     from accumlint.workers import Lost
 
-SECONDS = 6  # of processor time for one file
+SECONDS = 10  # of processor time for one file
 SECONDS_FROM_CALLERS = 6
 PATIENCE = 300  # on the clock, for a worker that does not react to that limit: a busy machine may be twenty times slower
 WORTH_A_WORKER = 60_000  # bytes of training code
