@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from accumlint.rules._order import family, forwards_of
-from accumlint.trace import Actor, Event, Kind, Trace, Window
+from accumlint.trace import Actor, Event, Kind, Role, Trace, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,12 @@ def _reader(model: Actor, backward: Event, forwards: list[Event]) -> Event | Non
 
 
 def reduced_by_hand(window: Window, after: Event) -> bool:
-    """Whether the gradients are all-reduced by hand between an event and the window's end."""
-    return any(event.index > after.index and "manual" in event.options for event in window.of(Kind.REDUCE))
+    """Whether the gradients are all-reduced by hand between an event and the step, or may be: a call nobody follows gets the parameters."""
+    if any(event.index > after.index and "manual" in event.options for event in window.of(Kind.REDUCE)):
+        return True
+    end = window.step.index if window.step is not None else after.index
+    between = (event for event in window.of(Kind.OPAQUE) if after.index < event.index < end)
+    return any(target.role in {Role.MODEL, Role.PARAMETERS} for event in between for target in event.targets)
 
 
 def switch_before(trace: Trace, model: Actor, reader: Event) -> Event | None:

@@ -10,7 +10,7 @@ from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.branches import ways_out
 from accumlint.source.rehearsal.conditions import advances, multiplies_by_zero
 from accumlint.source.rehearsal.state import Leave, Signal, State
-from accumlint.source.rehearsal.unclear import ask_for_sync, enters, hang_on
+from accumlint.source.rehearsal.unclear import ask_for_sync, counting, enters, hang_on
 from accumlint.source.rehearsal.values import (
     Known,
     Opaque,
@@ -43,7 +43,8 @@ class Blocks(State):
         enters(self, value)
         if isinstance(value, Stream) and value.kind == "generator":
             return self._with_generator(node, first, rest, value)
-        return self.within(value, first, lambda: self._with_items(node, rest))
+        with counting(self, value, first, node.body):
+            return self.within(value, first, lambda: self._with_items(node, rest))
 
     def within(self, value: Value, item: ast.withitem, body: Any) -> Signal | None:
         """Runs a with body inside a context."""

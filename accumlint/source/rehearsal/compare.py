@@ -12,6 +12,7 @@ from accumlint.source.reading.nodes import every, walk
 from accumlint.source.rehearsal.counts import GROWN, selects
 from accumlint.source.rehearsal.names import RANK_NAME
 from accumlint.source.rehearsal.state import State
+from accumlint.source.rehearsal.unclear import hang_on_calls
 from accumlint.source.rehearsal.values import (
     NO_ROOTS,
     NONE,
@@ -94,6 +95,8 @@ class Comparisons(State):
             last = self.force(self.eval(part))
             if isinstance(last, Opaque):
                 gates |= last.gates
+                if not unknown:
+                    hang_on_calls(self, node, last)
                 unknown.append(last)
                 continue
             if isinstance(last, Known):

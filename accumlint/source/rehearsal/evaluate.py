@@ -12,7 +12,7 @@ from accumlint.source.rehearsal.compare import Comparisons
 from accumlint.source.rehearsal.names import BUILTINS
 from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.state import Call, Frame
-from accumlint.source.rehearsal.unclear import ask_for_sync
+from accumlint.source.rehearsal.unclear import ask_for_sync, hang_on, hang_on_calls
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,
@@ -158,6 +158,7 @@ class Expressions(Access, Comparisons):
         test = self.force(self.eval(node.test))
         if Kind.SYNC_OFF in self.index.kinds(node):
             ask_for_sync(self, test)
+        hang_on_calls(self, node, test)
         asked, body, orelse = test, node.body, node.orelse
         nothing = isinstance(body, ast.Constant) and not body.value
         if nothing and isinstance(test, Opaque) and isinstance(test.negated, Opaque):  # `None if args.clip <= 0 else args.clip`
@@ -166,7 +167,11 @@ class Expressions(Access, Comparisons):
             with self.supposing(asked, True):
                 then = self.eval(body)
             with self.supposing(asked, False):
-                return Phi(asked, then, self.eval(orelse))
+                otherwise = self.eval(orelse)
+            chosen = [one.node for one in (then, otherwise) if isinstance(one, Function)]
+            if chosen and self.recorder.turns:
+                hang_on(self, chosen, asked, self.recorder.text(node))
+            return Phi(asked, then, otherwise)
         return self.eval(node.body if self.truth(test) else node.orelse)
 
     def _eval_NamedExpr(self, node: ast.NamedExpr) -> Value:

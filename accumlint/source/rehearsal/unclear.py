@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from accumlint.source.reading.nodes import every
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.state import PERSONAL, Call, State
 from accumlint.source.rehearsal.values import Instance, Key, Known, Opaque, Phi, Value, key_of
-from accumlint.trace import PERHAPS, Event, Kind, Place
+from accumlint.trace import PERHAPS, Event, Guard, Kind, Place
 from accumlint.weight import Quantity
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 HANGING = frozenset({Kind.ZERO, Kind.CLIP, Kind.SCHEDULE, Kind.SAVE, Kind.AVERAGE, Kind.UNSCALE, Kind.SCALER_UPDATE})
 asks_for_boundary = found_in(re.compile(r"boundary|(^|[._])(is_)?(last|final)|should_|accum|window", re.IGNORECASE))
+is_boundary = found_in(re.compile(r"boundary|(^|_)is_(last|final)|(^|_)should_(step|update)", re.IGNORECASE))
 DEEPEST = 6  # how far a condition is followed to the objects that it is about
 advances = found_in(re.compile(r"(^|_)(next|pop|fetch|advance|tick|pull|poll)(_|$)", re.IGNORECASE))
 tells = found_in(re.compile(r"(^|_)(log|print|write|report|info|debug|warn|warning|save|display|record)(_|$)", re.IGNORECASE))
@@ -52,7 +54,7 @@ def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
     """The same for an if statement that switches synchronisation or holds the update; not where a loss or this rank decides."""
     if isinstance(test, Known) and not test.gates:
         return
-    either = state.index.kinds(node.body) ^ state.index.kinds(node.orelse)
+    either = state.index.kinds(node.body) ^ state.index.kinds(node.orelse) or _after_leaving(state, node)
     if Kind.SYNC_OFF in either:
         ask_for_sync(state, test)
     if not isinstance(test, Opaque) or test.causes & PERSONAL - {"data"} or not either & {Kind.STEP, *HANGING}:
@@ -60,6 +62,14 @@ def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
     asked = state.asked_at.setdefault(state.recorder.place(node.test), {})
     for leaf in _leaves(test):
         asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
+
+
+def _after_leaving(state: State, node: ast.If) -> frozenset[Kind]:
+    """`if not due(i): continue`: what waits for the answer stands behind it; where it leaves out a backward it is no boundary."""
+    rest = (
+        state.index.kinds(state.index.following(node)) if any(isinstance(part, ast.Continue) for part in node.body) else frozenset[Kind]()
+    )
+    return frozenset() if Kind.BACKWARD in rest else rest
 
 
 def _asked(state: State, leaf: Opaque) -> Iterator[Key]:
@@ -91,7 +101,9 @@ def _marks(leaf: Opaque) -> bool:
 
 
 def _asks(leaf: Opaque) -> bool:
-    """Whether a condition is the answer of a call that asks for the boundary, whatever it was named then."""
+    """Whether a condition is the answer of a call or a property that asks for the boundary, whatever it was named then."""
+    if leaf.key[0] == "." and len(leaf.key) > 2:
+        return is_boundary(str(leaf.key[2]))
     called = leaf.key[1] if leaf.key[0] == "call" and len(leaf.key) > 1 else ()
     name = called[-1] if isinstance(called, tuple) and called else ""
     return leaf.key[0] == "call" and (asks_for_boundary(leaf.text) or (isinstance(name, str) and asks_for_boundary(name)))
@@ -109,6 +121,13 @@ def hang_on(state: State, nodes: Iterable[ast.AST], asked: Value, text: str) -> 
         if kinds & {Kind.STEP, *HANGING}:
             at = node.subject if isinstance(node, ast.Match) else node
             state.asked_at.setdefault(state.recorder.place(at), {}).setdefault(text, set()).update(keys)
+
+
+def hang_on_calls(state: State, node: ast.expr, asked: Value) -> None:
+    """`due(i) and update()`, `update() if due(i) else wait()`: what the functions do that are called in it hangs on the answer."""
+    if state.recorder.turns and state.index.kinds(node) & {Kind.STEP, *HANGING}:
+        calls = (part for part in every(node, ast.Call) if isinstance(part, ast.Call))
+        hang_on(state, [function for call in calls for function in state.index.callees(call)], asked, state.recorder.text(node))
 
 
 def runs_decorated(state: State, function: FunctionNode) -> None:
@@ -130,6 +149,21 @@ def enters(state: State, context: Value) -> None:
     """A context manager that nobody can follow may switch the synchronisation of the model that it was made with."""
     if isinstance(context, Opaque) and _is_lent(context.key, state.lent):
         state.sync_asked.setdefault(context.text, set()).update((context.key, ("moved", *context.key)))
+
+
+@contextmanager
+def counting(state: State, context: Value, item: ast.withitem, body: Sequence[ast.stmt]) -> Iterator[None]:
+    """`with Accumulator(optimizer, k):` of a make that nobody knows may hold back the updates in its block."""
+    if not isinstance(context, Opaque) or Kind.STEP not in state.index.kinds(body) or not tells_of_windows(str(context.key)):
+        yield
+        return
+    place, text = state.recorder.place(item.context_expr), state.recorder.text(item.context_expr)
+    state.asked_at.setdefault(place, {}).setdefault(text, set()).update({("entered", 0), ("entered", 1)})
+    state.recorder.guards.append(Guard(place, text, "setting"))
+    try:
+        yield
+    finally:
+        state.recorder.guards.pop()
 
 
 def may_be_entered(state: State, call: Call) -> bool:

@@ -10,7 +10,7 @@ from accumlint.source.rehearsal.access import moves
 from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, is_verb, makes, speaks_of_loss
 from accumlint.source.rehearsal.state import Call, State
 from accumlint.source.rehearsal.unclear import may_agree, may_be_entered, may_divide, moves_on
-from accumlint.source.rehearsal.values import Class, Function, Instance, Opaque, Value, actor_of, born_of, forwards_of
+from accumlint.source.rehearsal.values import Class, Function, Instance, Opaque, Thing, Value, actor_of, born_of, forwards_of
 from accumlint.trace import Actor, Kind, Role
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -42,6 +42,13 @@ class Unfollowed(State):
         """Whether gradients are reached through a value: a model, an optimizer or parameters."""
         actor = actor_of(value)
         return self.as_model(value) is not None or (actor is not None and actor.role in {Role.OPTIMIZER, Role.PARAMETERS})
+
+    def _holds_model(self, value: Value | None) -> bool:
+        """Whether a value is a model, an object of the source that holds one, or what was made of one."""
+        value = self.force(value) if value is not None else None
+        if isinstance(value, Instance) and value.actor is None:
+            return any(self.as_model(one) is not None for one in value.attributes.values() if isinstance(one, (Thing, Instance)))
+        return value is not None and (self.as_model(value) is not None or (isinstance(value, Opaque) and value.key in self.lent))
 
     def _met(self, call: Call) -> Value | None:
         """What the method gives that the program was joined with, where one of its name is called on an object that nobody knows."""
@@ -77,7 +84,7 @@ class Unfollowed(State):
         moves_on(self, call)
         may_agree(self, call)
         may_divide(self, call)
-        if may_be_entered(self, call) and any(self.as_model(self.force(value)) is not None for value in call.values):
+        if may_be_entered(self, call) and (self._holds_model(call.receiver) or any(map(self._holds_model, call.values))):
             self.lent.add(made.key)
         if gives_batches(call.name) and not made.forwards:
             made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch
@@ -86,7 +93,7 @@ class Unfollowed(State):
             made.born
             and not made.forwards
             and self.recorder.turns
-            and self._fetches(call)
+            and (self._fetches(call) or any(isinstance(arg, ast.Name) and moves(self.force(self.eval(arg))) for arg in call.node.args))
             and any(moves(self.force(value)) for value in call.values)
         ):
             made.born = self.take(call.node, made.key)

@@ -161,7 +161,7 @@ def step(state: Machine, call: Call) -> Value | None:
         optimizer = as_actor(state, owner, Role.OPTIMIZER)
         assert optimizer is not None
         options = frozenset({"hook"}) if state.in_hook else frozenset()
-        options |= {"gated"} if _may_gate(owner) else set()
+        options |= {"gated"} if _may_gate(owner) or _is_told_later(state, owner) else set()
         state.recorder.emit(Kind.STEP, call.node, targets=(optimizer,), options=options)
         return NONE
     if role is Role.SCHEDULER:
@@ -184,6 +184,14 @@ def step(state: Machine, call: Call) -> Value | None:
 def _may_gate(optimizer: Value) -> bool:
     """Whether an optimizer of a make that nobody knows was told of accumulation, so that it may count by itself: `Accumulating(sgd, k)`."""
     return isinstance(optimizer, Opaque) and optimizer.key[0] in {"call", "part"} and tells_of_accumulation(str(optimizer.key))
+
+
+def _is_told_later(state: Machine, optimizer: Value) -> bool:
+    """`optimizer.set_accumulation(k)`, `optimizer.backward(loss)`: one that nobody saw being made may count its backwards."""
+    if not isinstance(optimizer, Opaque) or optimizer.key[0] not in {"call", "part"}:
+        return False
+    used = state.index.usage.get(last_name(optimizer), set())
+    return "backward" in used or any(map(tells_of_accumulation, used))
 
 
 def _closure(state: Machine, value: Value) -> None:

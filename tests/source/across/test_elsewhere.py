@@ -272,3 +272,79 @@ def test_an_optimizer_among_what_was_prepared_with_k(lint: Lint) -> None:
                 optimizer.zero_grad()
     """
     assert lint({"main.py": text}) == set()
+
+
+WAITS = """
+    import torch
+    from elsewhere import Accumulator, Base, build, due, wait
+
+    class Trainer(Base):
+        def train(self, net, loader, optimizer, args, accum):
+            {make}
+
+            def update():
+                optimizer.step()
+                optimizer.zero_grad()
+
+            for i, batch in enumerate(loader):
+                (net(batch).mean() / accum).backward()
+                {ends}
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "ends", "silent"),
+    [
+        ("pass", "if not due(i):\n                    continue\n                update()", True),
+        ("pass", "if self.is_last_micro_batch:\n                    update()", True),
+        ("pass", "due(i) and update()", True),
+        ("pass", "update() if due(i) else wait()", True),
+        ("pass", "act = update if due(i) else wait\n                act()", True),
+        ("counted = Accumulator(optimizer, accum)", "with counted:\n                    update()", True),
+        ("optimizer = build(net)\n            optimizer.set_accumulation(accum)", "optimizer.step()", True),
+        ("counted = torch.autograd.profiler.profile()", "with counted:\n                    update()", False),
+        ("pass", "args.updates and update()", False),
+        ("optimizer = build(net)", "optimizer.step()", False),
+    ],
+)
+def test_other_ways_of_waiting_for_an_answer(lint: Lint, make: str, ends: str, silent: bool) -> None:
+    found = {code for _, code, _ in lint({"main.py": WAITS.format(make=make, ends=ends)})}
+    assert found & {"ACC301"} == (set() if silent else {"ACC301"})
+
+
+UNSYNCED = """
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from elsewhere import comm
+
+    def train(net, loader, optimizer, accum):
+        model, batches = DDP(net), iter(loader)
+        for _ in range(100):
+            with model.no_sync():
+                for k in range(accum):
+                    (model(next(batches)).mean() / accum).backward()
+            {after}
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("after", "found"), [("comm.finish(model)", set()), ("comm.finish()", {"ACC102"}), ("pass", {"ACC102"})])
+def test_who_is_given_the_model_may_reduce_its_gradients(lint: Lint, after: str, found: set[str]) -> None:
+    assert {code for _, code, _ in lint({"main.py": UNSYNCED.format(after=after)})} == found
+
+
+VIEWS = """
+    from elsewhere import view
+
+    def train(net, loader, optimizer, accum):
+        for batch in loader:
+            for k in range(accum):
+                (net({batch}).mean() / accum).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("batch", "found"), [("view(batch, k)", set()), ("view(batch)", {"ACC312"}), ("batch", {"ACC312"})])
+def test_a_view_that_is_given_the_turn_is_another_one_each_time(lint: Lint, batch: str, found: set[str]) -> None:
+    assert {code for _, code, _ in lint({"main.py": VIEWS.format(batch=batch)})} == found
