@@ -17,6 +17,7 @@ from accumlint.source.reading.program import LONG_FILE, Program
 from accumlint.source.reading.relevance import Relevance
 from accumlint.source.reading.sieve import holds_sign, names_framework_entry
 from accumlint.source.reading.slices import prune
+from accumlint.source.reading.windows import literal_window
 from accumlint.source.rehearsal.alternatives import Alternatives
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.entries import enters, mentioned, module_reaches, outermost, reached, running, trains
@@ -155,7 +156,7 @@ class Rehearsal:
             rest.close()
 
     def _rehearse(self, k: int) -> Generator[Trace, None, None]:
-        knowledge = Knowledge(named=self.options.accumulation_names)
+        knowledge = Knowledge(named=self.options.accumulation_names, literal=literal_window(self.index))
         first = self._run(World(k, knowledge, passes_raises=self.passes_raises))
         if first is None:
             return

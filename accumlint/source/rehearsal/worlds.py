@@ -77,6 +77,7 @@ class Knowledge:
     accumulations: dict[Key, Root] = field(default_factory=dict)
     proven: dict[Key, Root] = field(default_factory=dict)  # those that gate or bound, not only bear the name
     named: tuple[str, ...] = ()  # further names of K, from the configuration
+    literal: int = 0  # micro-batches of a window whose size stands in place
     divisible: set[Key] = field(default_factory=set)  # lengths that K is asserted to divide
     lengths: set[Key] = field(default_factory=set)  # numbers that bound a loop over data
     told: set[tuple[str, str]] = field(default_factory=set)  # what has begun the rehearsal anew, as it is spelled
@@ -180,7 +181,7 @@ class World:
 
     @property
     def batches(self) -> int:
-        return 2 * self.k + 1
+        return 2 * max(self.k, self.knowledge.literal) + 1
 
     @property
     def period(self) -> int:
@@ -192,7 +193,7 @@ class World:
         if root.key in self.knowledge.accumulations:
             return 2 * self.k - 1 if self.knowledge.is_other_setting(root) else self.k
         if root.key in self.knowledge.divisible:
-            return 2 * self.k
+            return 2 * max(self.k, self.knowledge.literal)
         if root.kind == "length" or root.key in self.knowledge.lengths:
             return self.batches
         return root.default

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.windows import is_window
+from accumlint.source.reading.windows import is_window, literal_window
 
 SOURCE = """
 def fit(model, windows, optimizer):
@@ -37,3 +37,30 @@ def test_windows_by_name(over: str, inside: str, found: list[bool]) -> None:
     index = Index(ast.parse(SOURCE.format(over=over, inside=inside)))
     lengths = [part for part in ast.walk(index.tree) if isinstance(part, ast.Call) and getattr(part.func, "id", "") == "len"]
     assert [is_window(index, each.args[0]) for each in sorted(lengths, key=lambda each: each.lineno)] == found
+
+
+LITERAL = """
+def fit(model, loader, optimizer, log):
+    for i, batch in enumerate(loader):
+        model(batch).backward()
+        done = (i + 1) % {named} == 0
+        if i % 50 == 0:
+            log(i)
+        {early}
+        if {gate}:
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("named", "early", "gate", "window"),
+    [
+        ("8", "pass", "done", 8),
+        ("8", "pass", "(i + 1) % 6 == 0", 6),
+        ("8", "if not done:\n            continue", "True", 8),
+        ("k", "pass", "done", 0),
+        ("64", "pass", "done", 0),  # too long to be rehearsed
+    ],
+)
+def test_a_window_in_place(named: str, early: str, gate: str, window: int) -> None:
+    assert literal_window(Index(ast.parse(LITERAL.format(named=named, early=early, gate=gate)))) == window
