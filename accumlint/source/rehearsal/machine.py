@@ -127,6 +127,12 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         return made
 
     # Models.
+    def goes_round(self, model: Value) -> bool:
+        return self._wrapper_of(model)[1]
+
+    def is_model(self, value: Value | None) -> bool:
+        return role_of(self, value) is Role.MODEL
+
     def as_model(self, value: Value | None) -> Actor | None:
         return as_actor(self, value, Role.MODEL) if role_of(self, value) is Role.MODEL else None
 

@@ -34,6 +34,14 @@ class Unfollowed(State):
     def global_of(self, path: str, name: str) -> Value | None:
         raise NotImplementedError
 
+    def goes_round(self, model: Value) -> bool:
+        """Whether a call of this model goes round its wrapper."""
+        raise NotImplementedError
+
+    def is_model(self, value: Value | None) -> bool:
+        """Whether a value is a model, by construction, by use or by name; asking makes it none."""
+        raise NotImplementedError
+
     def as_model(self, value: Value | None) -> Actor | None:
         """The model that a value is, by construction, by use or by name."""
         raise NotImplementedError
@@ -41,14 +49,14 @@ class Unfollowed(State):
     def holds_gradients(self, value: Value) -> bool:
         """Whether gradients are reached through a value: a model, an optimizer or parameters."""
         actor = actor_of(value)
-        return self.as_model(value) is not None or (actor is not None and actor.role in {Role.OPTIMIZER, Role.PARAMETERS})
+        return self.is_model(value) or (actor is not None and actor.role in {Role.OPTIMIZER, Role.PARAMETERS})
 
     def _holds_model(self, value: Value | None) -> bool:
         """Whether a value is a model, an object of the source that holds one, or what was made of one."""
         value = self.force(value) if value is not None else None
         if isinstance(value, Instance) and value.actor is None:
-            return any(self.as_model(one) is not None for one in value.attributes.values() if isinstance(one, (Thing, Instance)))
-        return value is not None and (self.as_model(value) is not None or (isinstance(value, Opaque) and value.key in self.lent))
+            return any(self.is_model(one) for one in value.attributes.values() if isinstance(one, (Thing, Instance)))
+        return value is not None and (self.is_model(value) or (isinstance(value, Opaque) and value.key in self.lent))
 
     def _met(self, call: Call) -> Value | None:
         """What the method gives that the program was joined with, where one of its name is called on an object that nobody knows."""
@@ -110,7 +118,7 @@ class Unfollowed(State):
 
     def _is_of_model(self, call: Call) -> bool:
         """Whether a method of a model is called."""
-        return call.receiver is not None and self.as_model(self.force(call.receiver)) is not None
+        return call.receiver is not None and self.is_model(self.force(call.receiver))
 
     def _fetches(self, call: Call) -> bool:
         """Whether an unfollowed call may give new data, by its name."""
@@ -124,12 +132,14 @@ class Unfollowed(State):
         if made.forwards or self.forward is not None or self.no_grad or not speaks_of_loss(call.name) or self._is_of_model(call):
             return
         values = [self.force(value) for value in call.values]
-        models = [(value, actor) for value in values for actor in (self.as_model(value),) if actor is not None]
+        models = [value for value in values if self.is_model(value)]
         data = frozenset().union(*map(born_of, values)) if values else frozenset()
         if len(models) != 1 or not data or any(map(forwards_of, values)):
             return
-        model, actor = models[0]
-        made.forwards, made.attached = frozenset({self.goes_forward(model, actor, call.node, data)}), True
+        actor = self.as_model(models[0])
+        if actor is None or self.goes_round(models[0]):
+            return  # what is done with a bare module, nobody has seen
+        made.forwards, made.attached = frozenset({self.goes_forward(models[0], actor, call.node, data)}), True
 
 
 def _takes(method: FunctionNode | ast.Lambda, call: ast.Call) -> bool:
