@@ -29,9 +29,11 @@ def name_of(labels: ast.expr) -> str:
 
 def fills_behind(tree: ast.AST, ignored: Iterable[ast.AST]) -> bool:
     """Whether the index that losses ignore is only ever written behind the targets of a sample: then its first one counts."""
-    behind = {id(part) for filled in (*padded_behind(tree), *_set_behind(tree)) for part in walk(filled)}
     found = list(ignored)
-    return bool(found) and all(id(node) in behind for node in found)
+    if not found:
+        return False
+    behind = {id(part) for filled in (*padded_behind(tree), *_set_behind(tree)) for part in walk(filled)}
+    return all(id(node) in behind for node in found)
 
 
 def padded_behind(tree: ast.AST) -> Iterator[ast.AST]:
@@ -51,7 +53,7 @@ def _set_behind(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _padded(call: ast.Call) -> Iterator[ast.AST]:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    name = name_of(call.func)
     if name == "pad_sequence":
         left = any(word.arg == "padding_side" and getattr(word.value, "value", "") == "left" for word in call.keywords)
         yield from () if left else (call,)

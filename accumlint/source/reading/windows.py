@@ -23,8 +23,7 @@ def windows_by_name(index: Index) -> Mapping[str, list[Lines]]:
         id(loop): (function.lineno, function.end_lineno or function.lineno)
         for function in every(index.tree, ast.FunctionDef, ast.AsyncFunctionDef)  # outer ones come first
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for loop in walk(function)
-        if isinstance(loop, (ast.For, ast.AsyncFor))
+        for loop in every(function, ast.For, ast.AsyncFor)
     }
     for loop in every(index.tree, ast.For, ast.AsyncFor):
         if isinstance(loop, (ast.For, ast.AsyncFor)) and Kind.BACKWARD in (kinds := index.kinds(loop.body)) and Kind.STEP not in kinds:

@@ -236,7 +236,7 @@ class Iteration(State):
         """`range((size - 1) // micro + 1)`: of the two settings it is known how they go together, so that the last piece is known."""
         for kind, *parts in (root.key for root in stop.roots):
             if kind == "//" and len(parts) == 2:
-                whole, micro = (part for part in parts)
+                whole, micro = parts
                 whole = whole[1] if whole[0] == "Sub" and whole[2] == ("known", "1") else whole
                 self.sizes.setdefault(micro, PIECE)
                 self.sizes.setdefault(whole, PIECE * count)

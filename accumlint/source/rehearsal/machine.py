@@ -134,7 +134,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         return role_of(self, value) is Role.MODEL
 
     def as_model(self, value: Value | None) -> Actor | None:
-        return as_actor(self, value, Role.MODEL) if role_of(self, value) is Role.MODEL else None
+        return as_actor(self, value, Role.MODEL) if self.is_model(value) else None
 
     def forward_of(self, call: Call, model: Value, method: str = "forward") -> Value:
         """A model's forward, or another method that its framework sends through the wrapper's forward."""

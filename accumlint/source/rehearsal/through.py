@@ -37,16 +37,21 @@ class Through:
 def through_callers(path: str, starts: Iterable[str], library: Library, options: Options, asked: list[str]) -> Iterator[Through]:
     """What these callers make of a file, up to the first that comes through it; `asked` receives what this rests on."""
     for start in starts:
-        source = parse(library.leads.read(start), start)
-        if not isinstance(source, Source):
-            continue
-        program = program_of(source, library)
-        asked += (each for each in program.asked if each != path)
-        if path in program.kept:
-            through = Through(path, program, list(rehearsals(program, options, through=path)))
+        through = _from(start, path, library, options, asked)
+        if through is not None:
             yield through
             if through.reaches:
                 return
+
+
+def _from(start: str, path: str, library: Library, options: Options, asked: list[str], joined: Joined | None = None) -> Through | None:
+    """The program that starts at a file, where it leads to another; None where it does not."""
+    source = parse(library.leads.read(start), start)
+    if not isinstance(source, Source):
+        return None
+    program = program_of(source, library, joined)
+    asked += (each for each in program.asked if each != path)
+    return Through(path, program, list(rehearsals(program, options, through=path))) if path in program.kept else None
 
 
 def asked_method(rehearsal: Rehearsal) -> Joined | None:
@@ -61,11 +66,5 @@ def through_meetings(method: Joined, library: Library, options: Options, asked: 
     """What those make of a method who call one of its name on an object that comes from a registry, or from anywhere."""
     use = library.callers.meeting(method.path, method.name, method.method)
     asked += use.asked
-    for start in use.starts:
-        source = parse(library.leads.read(start), start)
-        if not isinstance(source, Source):
-            continue
-        program = program_of(source, library, method)
-        asked += (each for each in program.asked if each != method.path)
-        if method.path in program.kept:
-            yield Through(method.path, program, list(rehearsals(program, options, through=method.path)))
+    found = (_from(start, method.path, library, options, asked, method) for start in use.starts)
+    yield from (through for through in found if through is not None)

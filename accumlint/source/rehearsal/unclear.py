@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.reading.nodes import every
 from accumlint.source.reading.words import found_in
+from accumlint.source.rehearsal.branches import seen
 from accumlint.source.rehearsal.state import PERSONAL, Call, State
 from accumlint.source.rehearsal.values import Instance, Key, Known, Opaque, Phi, Value, key_of
 from accumlint.trace import PERHAPS, Event, Guard, Kind, Place
@@ -54,7 +55,8 @@ def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
     """The same for an if statement that switches synchronisation or holds the update; not where a loss or this rank decides."""
     if isinstance(test, Known) and not test.gates:
         return
-    either = state.index.kinds(node.body) ^ state.index.kinds(node.orelse) or _after_leaving(state, node)
+    branch = seen(state.index, node)
+    either = branch.kinds ^ branch.other or _after_leaving(state, node)
     if Kind.SYNC_OFF in either:
         ask_for_sync(state, test)
     if not isinstance(test, Opaque) or test.causes & PERSONAL - {"data"} or not either & {Kind.STEP, *HANGING}:
@@ -233,16 +235,21 @@ def may_agree(state: State, call: Call) -> None:
 
 
 def _managed(tree: ast.AST) -> frozenset[int]:
-    items = (item for node in every(tree, ast.With, ast.AsyncWith) if isinstance(node, (ast.With, ast.AsyncWith)) for item in node.items)
-    return frozenset(id(item.context_expr) for item in items)
+    return frozenset(map(id, _contexts(tree)))
+
+
+def _contexts(tree: ast.AST) -> Iterator[ast.expr]:
+    """What with statements enter."""
+    for node in every(tree, ast.With, ast.AsyncWith):
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            yield from (item.context_expr for item in node.items)
 
 
 def _enters_names(tree: ast.AST) -> bool:
     """Whether contexts that have a name are entered: `with context:`, `stack.enter_context(context)`."""
     if any(isinstance(node, ast.Attribute) and node.attr == "enter_context" for node in every(tree, ast.Attribute)):
         return True
-    items = (item for node in every(tree, ast.With, ast.AsyncWith) if isinstance(node, (ast.With, ast.AsyncWith)) for item in node.items)
-    return any(isinstance(item.context_expr, (ast.Name, ast.Attribute, ast.IfExp)) for item in items)
+    return any(isinstance(entered, (ast.Name, ast.Attribute, ast.IfExp)) for entered in _contexts(tree))
 
 
 def _managed_calls(state: State) -> frozenset[int]:
