@@ -31,7 +31,8 @@ No bucket is reduced in the window's last micro-batch, and the gradients or the 
 after the step.
 
 ## When it is silent
-Gradients that are all-reduced by hand after the window.
+Gradients that are all-reduced by hand after the window; a call that could not be followed and is given the model between
+the last backward and the step, for it may do that; a sync flag that waits for an answer that could not be followed.
 
 ## References
 - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html

@@ -37,7 +37,7 @@ window: about K instead of 1.
 Losses that are sums, with a learning rate to match; losses whose formula could not be followed; engines and communication
 hooks that divide; the replay of cached features over the chunks of one batch. A division by the element count of a
 scalar, `x.sum() / x.sum().numel()`, is no division. A factor that is a plain number is taken for an intended weight when
-it divides.
+it divides. A call that could not be followed and is given K beside the model or the optimizer may divide the gradients.
 
 ## References
 - <https://pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation>
