@@ -38,7 +38,8 @@ As many updates as backwards, while the loss that enters the backward carries 1/
 - Only some windows have one micro-batch: a tail that is flushed, a first window that is cut short (ACC306).
 - Several losses of one micro-batch share the division, or one backward goes through the summed losses of several.
 - The step is taken in a gradient hook (ACC315).
-- The step waits for the answer of something that could not be followed, or the optimizer is of an unknown make that was told of accumulation.
+- The step waits for the answer of something that could not be followed, or the optimizer is of an unknown make that was told
+  of accumulation.
 - `accumulate` calls stand in branches that exclude each other.
 
 ## References
