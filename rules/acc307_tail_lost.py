@@ -3,7 +3,8 @@
 ## What it does
 Looks at the end of every pass over a loader whose length K does not divide. The last micro-batches have run their backward, but the
 boundary test is not true for them, and then either a later statement zeroes their gradients or the next pass, whose index starts at 0
-again, adds a full window on top of them.
+again, adds a full window on top of them. The finding stands at that test; where the loop only hands the test to a helper that steps, at
+what clears the rest.
 
 ## Why is this bad?
 Zeroed gradients are data that was paid for and thrown away, in every pass. Gradients that leak into the next pass make its first
@@ -56,7 +57,7 @@ from itertools import dropwhile, pairwise
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import GATED, Boundaries, gate_of
-from accumlint.trace import Event, Kind, Trace, Turn, Window
+from accumlint.trace import Event, Guard, Kind, Place, Trace, Turn, Window
 
 COUNTS_DOWN = re.compile(r">\s*0$")  # what a resumed run passes over lies at the beginning of its first pass
 HELP = "step on the last batch too (`or i + 1 == len(loader)`) and divide that window by its own size, or drop the rest before its forward"
@@ -176,9 +177,19 @@ def _leftovers(boundaries: Boundaries, first: Window, window: Window) -> Iterato
                 help=HELP,
                 window=window,
                 guilty=(before, window.step),
-                place=gate.place if gate and gate.place.path == window.step.in_loop.path else window.step.in_loop,
+                place=_place(window.step, gate, zeros),
                 confidence=boundaries.stands_still(window.optimizer, before.index, after.index),
             )
+
+
+def _place(step: Event, gate: Guard | None, zeros: list[Event]) -> Place:
+    """The test; where it is only handed to a helper that steps, what throws the gradients away; else what the loop steps by."""
+    call = step.in_loop
+    if gate is None or gate.place.path != call.path:
+        return call
+    handed = call is not step.place and call.line <= gate.place.line <= max(call.line, call.end_line)
+    thrown = [zero.place for zero in zeros if zero.place.path == call.path]
+    return thrown[0] if handed and thrown else gate.place
 
 
 def _clears_inside(boundaries: Boundaries, first: Window, zero: Event) -> bool:

@@ -77,6 +77,13 @@ def test_a_tail_is_lost_only_where_the_caller_repeats_the_loop(lint: Lint) -> No
     assert lint(once) == set()
 
 
+def test_a_lost_tail_lies_at_the_test_or_at_what_clears_it_where_the_test_is_only_handed_over(lint: Lint) -> None:
+    assert lint(project()) == {("engine.py", "ACC307", "update = (step + 1) % args.accum_iter == 0")}
+    handed = project()
+    handed["engine.py"] = handed["engine.py"].replace("need_update=update", "need_update=(step + 1) % args.accum_iter == 0")
+    assert lint(handed) == {("engine.py", "ACC307", "optimizer.zero_grad()")}
+
+
 FORMS = {
     "module": {"imports": "import engine\n    import utils", "scaler": "utils.LossScaler", "train": "engine.train_one_epoch"},
     "alias of a module": {"imports": "import engine as E\n    import utils as U", "scaler": "U.LossScaler", "train": "E.train_one_epoch"},
