@@ -110,14 +110,15 @@ def _never_called(trace: Trace) -> Iterator[Finding]:
             backward = next((one for one in in_order(window) if one.reaches & {model.uid, family(model)}), None)
             forwards = forwards_of(trace, backward) if backward else ()
             if backward is not None and forwards and not reduced_by_hand(window, backward):
+                trained = [forward for forward in forwards if forward.reaches] or forwards
                 yield at(
                     "ACC108",
-                    forwards[-1],
+                    trained[-1],
                     f"`{backward.text}` gives gradients to the parameters of `{model.name}`, whose own forward is never called: "
                     f"its wrapper does not reduce them",
                     help="wrap the module whose forward is called in training, with these parameters in it",
                     window=window,
-                    guilty=(forwards[-1], backward),
+                    guilty=(trained[-1], backward),
                 )
 
 

@@ -35,6 +35,7 @@ A clip between two backwards of one window that belong to different micro-batche
 - apex with `delay_unscale`, and frameworks that hold the clip back themselves.
 - The gradients are cleared before the next micro-batch (then ACC302 says so).
 - Only the norm is asked for (`max_norm=float("inf")`).
+- It clips copies that a 16-bit optimizer makes anew from the gradients (`optimizer.clip_master_grads(1.0)`).
 - It clips another optimizer's parameters.
 
 ## References
@@ -51,7 +52,7 @@ from accumlint.rules._boundary import Boundaries
 from accumlint.trace import Kind, Trace
 
 CODE = "ACC304"
-HARMLESS = frozenset({"delay-unscale", "norm-only"})
+HARMLESS = frozenset({"delay-unscale", "norm-only", "copies"})
 
 
 @rule(CODE, "clip-per-micro-batch", Severity.ERROR, measured="a clip between two backwards of one window")

@@ -238,6 +238,9 @@ def zero_grad(state: Machine, call: Call) -> Value | None:
     return NONE
 
 
+CLIPS_COPIES = frozenset({"clip_master_grads", "clip_main_grads"})  # in full precision, made anew from the gradients before each step
+
+
 def clip(state: Machine, call: Call) -> Value | None:
     """`clip_grad_norm_(model.parameters(), x)` and the like."""
     owner = state.force(receiver_of(call) or NONE)
@@ -245,6 +248,8 @@ def clip(state: Machine, call: Call) -> Value | None:
     if isinstance(owner, (Thing, Instance)) or (isinstance(owner, Opaque) and not owner.path):
         candidates.append(owner)
     options = {"scale-loss"} if state.within_context("scaled") else set()
+    if terminal(call.node) in CLIPS_COPIES:
+        options.add("copies")
     if (
         owner is not None
         and isinstance(owner, Opaque)

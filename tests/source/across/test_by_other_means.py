@@ -232,3 +232,26 @@ class Trainer:
 
 def test_models_that_are_made_by_classes_with_names_of_models(tmp_path: Path) -> None:
     assert codes(tmp_path, MADE_BY_NAME) == set()
+
+
+COPIES = """
+from apex.fp16_utils import FP16_Optimizer
+
+def main(loader, model, k):
+    optimizer = FP16_Optimizer(torch.optim.Adam(model.parameters()), dynamic_loss_scale=True)
+    for step, x in enumerate(loader):
+        optimizer.backward(model(x).square().mean() / k, update_master_grads=False)
+        optimizer.update_master_grads()
+        CLIP
+        if (step + 1) % k == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("clip", "found"),
+    [("optimizer.clip_master_grads(1.0)", set()), ("nn.utils.clip_grad_norm_(model.parameters(), 1.0)", {"ACC304"})],
+)
+def test_clipped_copies_are_made_anew(tmp_path: Path, clip: str, found: set[str]) -> None:
+    assert codes(tmp_path, COPIES.replace("CLIP", clip)) & {"ACC304"} == found
