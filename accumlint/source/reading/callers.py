@@ -12,6 +12,7 @@ from accumlint.config import DEFAULT_EXCLUDE
 from accumlint.source.cache import SIZES
 from accumlint.source.reading.imports import MARKERS
 from accumlint.source.reading.leads import MOST_BYTES, Leads, is_test_file
+from accumlint.source.reading.words import WRAPPER_NAMES
 
 MOST_FILES = 400  # that are looked into for one file
 MOST_FOLDERS = 200
@@ -20,7 +21,7 @@ MOST_CALLERS = 2
 FARTHEST = 3  # imports between a script and the file
 MOST_BETWEEN = 8  # importers at one distance that are asked for theirs
 
-WRAPPERS = (b"DistributedDataParallel", b"FullyShardedDataParallel")
+WRAPPERS = tuple(sorted(name.encode() for name in WRAPPER_NAMES if len(name) > 4))  # too short a name stands in other words
 
 _DEFINED = re.compile(rb"^(?:async[ \t]+def|def|class)[ \t]+(\w+)", re.MULTILINE)
 _SCRIPT = re.compile(rb"^if\b[^\n]*\b__name__\b", re.MULTILINE)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from accumlint.source.reading.kept_targets import leaves_some
 from accumlint.source.reading.nodes import every, stands_in, walk
 from accumlint.source.reading.targets import find_ignored_targets
-from accumlint.source.reading.words import found_in
+from accumlint.source.reading.words import DDP_NAMES, FSDP_NAMES, found_in
 from accumlint.trace import Kind, Place, Role
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -257,11 +257,11 @@ class Facts:
 
     @cached_property
     def uses_fsdp(self) -> bool:
-        return bool(self.identifiers & {"FullyShardedDataParallel", "FSDP", "fully_shard", "deepspeed", "FullyShardedDDP"})
+        return bool(self.identifiers & (FSDP_NAMES | {"fully_shard", "deepspeed", "FullyShardedDDP"}))
 
     @cached_property
     def uses_ddp(self) -> bool:
-        return bool(self.identifiers & {"DistributedDataParallel", "DDP", "DistributedDataParallelCPU", "require_backward_grad_sync"})
+        return bool(self.identifiers & (DDP_NAMES | {"DistributedDataParallelCPU", "require_backward_grad_sync"}))
 
     @cached_property
     def is_distributed(self) -> bool:

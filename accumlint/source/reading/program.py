@@ -18,6 +18,7 @@ from accumlint.source.reading.library import Definition, Library
 from accumlint.source.reading.outline import Imported, Outline, Piece
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.slices import prune
+from accumlint.source.reading.words import WRAPPER_NAMES
 
 LONG_FILE = 1_500  # lines; what training cannot reach is cut out of a longer file before anything walks over it
 MOST_FILES = 20
@@ -32,7 +33,6 @@ TINY = 8  # statements: what is this small costs nothing
 PADDING = re.compile(r"^[A-Z_]*(IGNORE|PAD|LABEL)[A-Z_]*$")  # constants that may be what the losses ignore
 DATA = re.compile(r"data_?set|data_?(load|module)|collat", re.IGNORECASE)  # what may ignore, mask or pad targets
 BY_NAME = ("Scheduler", "Schedule", "LR")  # ends of the names of classes that are better known by their names
-WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "GradScaler"})
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ def _is_table_of_data(node: ast.stmt) -> bool:
 
 
 def _known_by_name(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ClassDef) and (node.name.endswith(BY_NAME) or node.name in WRAPPERS)
+    return isinstance(node, ast.ClassDef) and (node.name.endswith(BY_NAME) or (node.name in WRAPPER_NAMES or node.name == "GradScaler"))
 
 
 def _renamed(node: Imported, alias: ast.alias, found: Definition) -> bool:

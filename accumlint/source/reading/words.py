@@ -1,4 +1,4 @@
-"""Patterns that are asked about the same names in every turn of every rehearsal: each name is looked at once."""
+"""Names of wrappers, and patterns that are asked about the same names in every turn of every rehearsal: each name is looked at once."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def found_in(pattern: re.Pattern[str]) -> Callable[[str], bool]:
         return pattern.search(name) is not None
 
     return found
+
+
+DDP_NAMES = frozenset({"DistributedDataParallel", "DDP"})
+FSDP_NAMES = frozenset({"FullyShardedDataParallel", "FSDP"})
+WRAPPER_NAMES = DDP_NAMES | FSDP_NAMES  # torch's own, as they are imported

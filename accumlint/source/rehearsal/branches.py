@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.words import WRAPPER_NAMES
 from accumlint.trace import Kind
 
-WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"})
+WRAPPERS = WRAPPER_NAMES | {"fully_shard"}
 EXITS = frozenset({("sys", "exit"), ("os", "_exit")})
 LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 

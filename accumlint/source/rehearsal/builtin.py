@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.reading.windows import is_window
+from accumlint.source.reading.words import DDP_NAMES, FSDP_NAMES
 from accumlint.source.rehearsal.arithmetic import combine, is_tensor
 from accumlint.source.rehearsal.counts import count, guard
 from accumlint.source.rehearsal.values import (
@@ -310,9 +311,9 @@ def _is_instance(value: Value, cls: Value) -> bool | None:
         return value.cls is cls or cls in value.cls.ancestry()
     if isinstance(value, Thing) and isinstance(cls, Opaque):
         name = cls.name or cls.text.rsplit(".", 1)[-1]
-        if value.actor.role is Role.MODEL and name in {"DistributedDataParallel", "DDP"}:
+        if value.actor.role is Role.MODEL and name in DDP_NAMES:
             return value.actor.wrapper is Wrapper.DDP
-        if value.actor.role is Role.MODEL and name in {"FSDP", "FullyShardedDataParallel"}:
+        if value.actor.role is Role.MODEL and name in FSDP_NAMES:
             return value.actor.wrapper is Wrapper.FSDP1
     if isinstance(value, Opaque) and value.born and getattr(cls, "path", "") == "torch.Tensor":
         return True  # what is taken for data behaves as a tensor; what else a batch may be is no question of its values
