@@ -300,7 +300,8 @@ class Trace:
 
     `settings` are the answers that unknown conditions got in this rehearsal, the ones that differ from the default
     first. `facts` hold evidence by name: "varying-units" (the number of valid targets varies), "ignored-targets",
-    "distributed", "rank-agreed" (a value was reduced over ranks), "means-to-accumulate", "engine-divides", "batchnorm".
+    "distributed", "rank-agreed" (a value was reduced over ranks), "means-to-accumulate", "engine-divides", "may-count" (the
+    engine can be told to weigh micro-batches by their targets), "batchnorm".
     `followed` is False where the rehearsal ended early or an unknown call could have hidden events.
     """
 

@@ -34,7 +34,7 @@ of 1/n.
 ## When it is silent
 Nothing in the source lets the number of targets vary; only the ragged last batch differs; nothing produces the
 `ignore_index`; each sequence has its own mean on purpose. Where a framework divides by K and offers no count of the
-targets (Accelerate, DeepSpeed, Lightning's automatic optimisation) the finding is an info, off by default; so it is for a
+targets (Accelerate, DeepSpeed, Lightning's automatic optimisation, Composer below 0.24) the finding is an info; so it is for a
 LightningModule or a Megatron loss function of which only the part that forms the loss is seen, and not that it accumulates.
 
 ## References
@@ -70,7 +70,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         if len({each.weight.share for each, _ in averaged}) != 1:
             continue
         for each, means in averaged:
-            by_hand = any(not factor.implicit for factor in each.divisions)
+            by_choice = trace.fact("may-count") is not None or any(not factor.implicit for factor in each.divisions)
             for mean, evidence in means:
                 guilty, text = _division(each, mean, window)
                 yield at(
@@ -81,7 +81,7 @@ def check(trace: Trace) -> Iterator[Finding]:
                     help="sum the losses and divide by the number of valid targets of the whole window, over all ranks",
                     window=window,
                     place=guilty,
-                    severity=None if by_hand else Severity.INFO,
+                    severity=None if by_choice else Severity.INFO,
                 )
 
 

@@ -34,6 +34,8 @@ FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = (
     (b"def training_step", b"accumulate_grad_batches"),
     (b"def training_step", b"LightningModule"),
     (b"def forward_step", b"megatron"),
+    (b"device_train_microbatch_size", b"composer"),
+    (b"grad_accum=", b"composer"),
 )
 
 # Each alternative begins with a plain character, which lets the matcher leap from one to the next.
