@@ -79,7 +79,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How one rank came to its end. `stack` is set where it hung or died."""
+    """How one rank came to its end. `stack` is set where it hung or died, and to the traceback where it raised the run's first error."""
 
     rank: int
     updates: int

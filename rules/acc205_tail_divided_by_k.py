@@ -34,7 +34,7 @@ The coefficients of the last window sum to m/K, those of the others to 1.
 ## When it is silent
 The loader's length is a multiple of K, or the loader drops what is left over; the divisor is the real size of the window
 or its number of targets; the framework divides by a fixed K by itself (Accelerate, Lightning's automatic optimisation);
-sums of losses.
+sums of losses; the window ends at a number of samples or tokens.
 
 ## References
 - <https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation>
@@ -46,6 +46,7 @@ from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
+from accumlint.rules._boundary import passes
 from accumlint.rules._division import (
     Contribution,
     Normalised,
@@ -65,7 +66,7 @@ LEFT_OUT = "left-out"  # a step that a run did not take
 
 @rule("ACC205", "tail-divided-by-k", Severity.WARNING, measured="coefficients of the last window sum to m/K")
 def check(trace: Trace) -> Iterator[Finding]:
-    if trace.accumulation is None or not trace.judges_tail or trace.fact("leaves-out"):
+    if trace.accumulation is None or not trace.judges_tail or trace.fact("leaves-out") or trace.fact("windows-by-size"):
         return
     full = trace.accumulation.value
     k = setting(trace)
@@ -73,6 +74,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     if max(sizes, default=0) < min(full, 2) or (trace.measured and full not in sizes):
         return  # every micro-batch steps, one backward spans the window, or no window is whole: no tail is meant
     before: set[int] = set()
+    early = _early(trace, full)
     for window, contributions in stepping(trace):
         numbers = {each.backward.micro_batch for each in contributions}
         shared, before = numbers & before, numbers
@@ -81,6 +83,8 @@ def check(trace: Trace) -> Iterator[Finding]:
         size = len({each.backward.micro_batch for each in contributions})
         if window.step is not None and LEFT_OUT in window.step.options:
             continue  # the window was given up
+        if id(window) in early:
+            continue
         if size >= full or not ends_its_loader(trace, contributions[-1].backward) or not all(_fixed(each, full) for each in contributions):
             continue
         last = contributions[-1]
@@ -96,6 +100,19 @@ def check(trace: Trace) -> Iterator[Finding]:
             window=window,
             place=place_of(factor, last.backward),
         )
+
+
+def _early(trace: Trace, full: int) -> set[int]:
+    """The windows behind a short one of the same pass: there not the tail is short, but the boundary comes too early."""
+    found: set[int] = set()
+    short: dict[object, frozenset[tuple[int, int]] | None] = {}  # by optimizer the pass of its last window, if that was short
+    for window, contributions in stepping(trace):
+        optimizer = window.optimizer.uid if window.optimizer is not None else None
+        where = passes(contributions[-1].backward)
+        if short.get(optimizer) == where:
+            found.add(id(window))
+        short[optimizer] = where if len({each.backward.micro_batch for each in contributions}) < full else None
+    return found
 
 
 def _fixed(contribution: Contribution, full: int) -> bool:

@@ -3,12 +3,12 @@
 ## What it does
 Reports a boundary test after which the first window of the training has fewer micro-batches than the next ones: `i % K == 0` on a counter
 that starts at zero, `(i + 1) % K == 0` on a counter that was already advanced, an inverted comparison, or a counter that advances only
-under its own test, or is never set back, and so never reaches the next boundary.
+under its own test, or is never set back, and so never reaches the next boundary, or never leaves the first (`pending >= K`).
 
 ## Why is this bad?
 The first update uses 1/K (or less than all) of a window with the full divisor, and all later windows are shifted, so that in every epoch
 K-1 micro-batches are left over where none had to be. With an inverted test the optimizer steps on nearly every micro-batch and accumulates
-only at the one place where it should step; with a stuck counter it steps once and then never again.
+only at the one place where it should step; with a stuck counter it steps once and then never again, or in every micro-batch from then on.
 
 ## Example
 ```python
@@ -28,7 +28,7 @@ for i, batch in enumerate(loader):
 ```
 
 ## How it is measured
-The number of micro-batches of the first windows: the first is shorter than the next.
+The number of micro-batches of the first windows: the first is shorter than the next, or the first alone is a whole one.
 
 ## When it is silent
 - K grows over a warm-up (1, 2, 3, …).
@@ -49,6 +49,7 @@ from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import GATED, Boundaries, gate_of, passes
 from accumlint.trace import Actor, Event, Kind, Trace, Window
+from accumlint.weight import Quantity
 
 CODE = "ACC306"
 
@@ -65,7 +66,12 @@ def check(trace: Trace) -> Iterator[Finding]:
         windows = _first_pass(view, [window for window in trace.windows(optimizer) if view.size(window)])
         if not windows or windows[0].step is None or GATED in windows[0].step.options:
             continue
-        why = _short_start(trace, view, windows) or _inverted(trace, view, optimizer, windows) or _stuck(trace, view, optimizer)
+        why = (
+            _short_start(trace, view, windows)
+            or _inverted(trace, view, optimizer, windows)
+            or _stuck(trace, view, optimizer)
+            or _not_set_back(trace, view, windows)
+        )
         if why:
             yield _finding(trace, windows[0], windows[0].step, why)
 
@@ -120,6 +126,18 @@ def _stuck(trace: Trace, view: Boundaries, optimizer: Actor) -> str:
         return ""
     why = "is not set back" if whole else "does not advance between windows"
     return f"holds once, after {_count(view.size(windows[0]))}, and never again: its counter {why}"
+
+
+def _not_set_back(trace: Trace, view: Boundaries, windows: list[Window]) -> str:
+    """One whole window, then a step in every micro-batch, each of which brings a K-th of an update."""
+    first, *rest = (view.size(window) for window in windows)
+    if first < 2 or len(rest) < 2 or set(rest) != {1} or any(trace.fact(name) for name in UNLIKE):
+        return ""
+    if not all(one.weight is not None and one.weight.of(Quantity.ACCUMULATION) for window in windows for one in view.own(window)):
+        return ""
+    k = trace.accumulation
+    count = f"`{k.text}` micro-batches" if k is not None and k.value == first else _count(first)
+    return f"holds after {count}, and from there on in every one: its counter is not set back"
 
 
 def _count(micro_batches: int) -> str:

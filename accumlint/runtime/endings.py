@@ -40,7 +40,8 @@ def rank_ends(outcome: Outcome) -> tuple[RankEnd, ...]:
     """How each rank that was seen ended, in order."""
     missing = {rank.pid: rank for rank in outcome.missing}
     kind = "died" if outcome.ending is Ending.DIED else "stalled"
-    ends = [_end(report, missing.pop(report.get("pid", 0), None), kind) for report in outcome.reports]
+    first = first_error(outcome)
+    ends = [_end(report, missing.pop(report.get("pid", 0), None), kind, first) for report in outcome.reports]
     ends += [RankEnd(rank.rank, rank.updates, kind, _how([rank]).strip(), rank.stack) for rank in missing.values()]
     return tuple(sorted(ends, key=lambda end: end.rank))
 
@@ -61,7 +62,7 @@ def by_signal(number: int | None) -> str:
         return f" by signal {number}"
 
 
-def _end(report: dict[str, Any], missing: Rank | None, kind: str) -> RankEnd:
+def _end(report: dict[str, Any], missing: Rank | None, kind: str, first: dict[str, Any] | None) -> RankEnd:
     rank, updates = int(report.get("rank", 0)), int(report.get("updates", 0))
     if missing is not None:
         return RankEnd(
@@ -73,13 +74,16 @@ def _end(report: dict[str, Any], missing: Rank | None, kind: str) -> RankEnd:
         )
     error = report.get("error") or {}
     detail = _headline(error) if error else ""
-    return RankEnd(rank, updates, str(report.get("ended", "")), detail, report.get("stack", ""))
+    leads = first is not None and first is report.get("error")
+    stack = str(error.get("text") or "") if leads else ""  # the errors of other ranks follow from the first
+    return RankEnd(rank, updates, str(report.get("ended", "")), detail, stack or report.get("stack", ""))
 
 
 def _error(outcome: Outcome) -> str:
     error = first_error(outcome)
     if error is not None:
-        return f"The script failed with {_headline(error)} ({error['file']}:{error['line']})."
+        place = f" ({error['file']}:{error['line']})" if error.get("file") else ""
+        return f"The script failed with {_headline(error)}{place}."
     if outcome.signal is not None:
         return f"The script was ended{by_signal(outcome.signal)}."
     return f"The script failed with exit status {outcome.code}."

@@ -35,6 +35,12 @@ def belongs_to(filename: str) -> int:
     return OWN if path.startswith(_STANDARD) else USER
 
 
+@cache
+def is_probe(filename: str) -> bool:
+    """Whether it is a file of the tool itself, as it stands between the user's calls and torch."""
+    return os.path.realpath(filename).startswith(os.path.join(_HERE, "runtime") + os.sep)
+
+
 def user_frames(depth: int = 2) -> list[FrameType]:
     """The frames of the user's files, innermost first; those of other libraries where the user has none."""
     found: list[FrameType] = []

@@ -23,7 +23,7 @@ from accumlint.runtime import mailbox
 from accumlint.runtime.disk import watch_changes
 from accumlint.runtime.gather import PARTING, Meeting, Met
 from accumlint.runtime.mailbox import Mailbox
-from accumlint.runtime.places import USER, belongs_to
+from accumlint.runtime.places import USER, belongs_to, is_probe
 from accumlint.runtime.recorder import Recorder
 from accumlint.runtime.reference import across
 from accumlint.runtime.watchdog import Stacks, Watchdog
@@ -314,10 +314,23 @@ def described(error: BaseException) -> dict[str, Any]:
         "time": time.time(),  # the first error of a run is the cause of the others
         "type": type(error).__name__,
         "message": str(error),
-        "text": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        "text": _traceback(error),
         "file": place[0],
         "line": place[1],
     }
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, without the lines of the probes."""
+    told = traceback.TracebackException.from_exception(error)
+    waiting: list[traceback.TracebackException | None] = [told]
+    while waiting:
+        each = waiting.pop()
+        if each is not None:
+            own = [frame for frame in each.stack if not is_probe(frame.filename)]
+            each.stack = traceback.StackSummary.from_list(own)
+            waiting += [each.__cause__, each.__context__]
+    return "".join(told.format())
 
 
 def _place(trace: TracebackType | None) -> tuple[str, int]:

@@ -86,6 +86,7 @@ def _run(path: Path, rank: int, processes: int, port: int, settings: Settings, o
     """One rank, in its own process; never returns."""
     from accumlint.runtime.agent import start
     from accumlint.runtime.rankreport import report_of
+    from accumlint.runtime.stop import described
 
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1) if os.environ.get("RUNS_SHOW") else (0, 1, 2):
@@ -103,9 +104,9 @@ def _run(path: Path, rank: int, processes: int, port: int, settings: Settings, o
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as leaving:
             if leaving.code:
-                ended, error = "error", {"type": "SystemExit", "message": str(leaving.code), "traceback": ""}
+                ended, error = "error", {"type": "SystemExit", "message": str(leaving.code)}
         except Exception as raised:
-            ended, error = "error", {"type": type(raised).__name__, "message": str(raised), "traceback": traceback.format_exc()}
+            ended, error = "error", described(raised)
         if recorder is not None:
             recorder.settle()
             report = report_of(recorder, ended=ended, error=error)

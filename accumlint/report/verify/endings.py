@@ -59,16 +59,17 @@ def _table(ranks: Sequence[RankEnd], grouping: Grouping) -> Table:
 
 def _stacks(ranks: Sequence[RankEnd], grouping: Grouping, width: int) -> Iterator[Line]:
     """Each stack once, with the ranks that stood there; of many stacks the first."""
-    owners: dict[str, list[int]] = {}
+    owners: dict[str, list[RankEnd]] = {}
     for end in ranks:
         if end.stack.strip():
-            owners.setdefault(end.stack, []).append(end.rank)
+            owners.setdefault(end.stack, []).append(end)
     for group in grouping(list(owners), str):
         yield []
         if len(group) > 1:
             yield [Span(f"  {len(group)} further stacks with --ranks or in JSON", Tone.DIM)]
             continue
-        yield [Span(f"  {named(owners[group[0]])} stood here", Tone.STRONG)]
+        there = owners[group[0]]
+        yield [Span(f"  {named([end.rank for end in there])} {'raised this' if there[0].ended == 'error' else 'stood here'}", Tone.STRONG)]
         yield from _frames(group[0].rstrip().splitlines(), width)
 
 

@@ -36,14 +36,26 @@ def text_of(site: Site) -> str:
 
 def gate_of(stack: Sequence[Site], inside: Sequence[Sequence[Site]]) -> Guard | None:
     """The test that decides whether an event happens after the events `inside`: around it and not around those, or leaving before it."""
+    found = _deciding(stack, inside)
+    best = next((test for test in found if test.counts), found[0]) if found else None
+    return Guard(best.place, best.text, "gate") if best is not None else None
+
+
+def comes_by_count(stack: Sequence[Site], inside: Sequence[Sequence[Site]]) -> bool:
+    """Whether an event beside those `inside` waits for a count alone, `step % every == 0`, and for nothing that the data decide."""
+    found = _deciding(stack, inside)
+    return bool(found) and all(test.periodic for test in found)
+
+
+def _deciding(stack: Sequence[Site], inside: Sequence[Sequence[Site]]) -> list[_Test]:
+    """Of the innermost function that has any, innermost first."""
     for site in stack:
         path, line = str(site[0]), int(str(site[1]))
         others = [int(str(other[1])) for each in inside for other in each if other[0] == path]
         found = [test for test in _tests(path, line) if not any(test.covers(other) for other in others)]
         if found:
-            best = next((test for test in found if test.counts), found[0])
-            return Guard(best.place, best.text, "gate")
-    return None
+            return found
+    return []
 
 
 class _Test:
@@ -53,7 +65,9 @@ class _Test:
         test = node.test
         self.place = Place(path, test.lineno, test.col_offset + 1, test.end_lineno or 0, (test.end_col_offset or 0) + 1)
         self.text = " ".join(ast.unparse(test).split())[:MAX_TEXT]
-        self.counts = any(isinstance(each, (ast.Mod, ast.Compare)) for each in ast.walk(test))
+        nodes = list(ast.walk(test))
+        self.counts = any(isinstance(each, (ast.Mod, ast.Compare)) for each in nodes)
+        self.periodic = any(isinstance(each, ast.Mod) for each in nodes) and not any(isinstance(each, ast.Call) for each in nodes)
         self._first, self._last = first, last
 
     def covers(self, line: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from accumlint.runtime.assemble.sources import Site
+from accumlint.runtime.assemble.sources import Site, comes_by_count
 from accumlint.trace import Kind
 
 Report = Mapping[str, Any]
@@ -79,7 +79,7 @@ def prepared(report: Report) -> Report:
                 seen.append(at)
             loss["site"] = f"{loss['name']} {line} {seen.index(at)}"
             loss["frame"] = report["stacks"][at][0] if line else None
-    _mark_abandoned(rows)
+    _mark_abandoned(report)
     return report
 
 
@@ -88,9 +88,11 @@ def _line(report: Report, at: int) -> str:
     return ":".join(str(part) for part in stack[0][:5]) if stack else ""
 
 
-def _mark_abandoned(rows: Sequence[dict[str, Any]]) -> None:
-    """Clearings that give a window up, for the data were not fit: not those of every window, which are a mistake, nor those between
-    two passes over the data, which drop a tail. Where several optimizers step, one clears what another's backward has left it."""
+def _mark_abandoned(report: Report) -> None:
+    """Clearings that give a window up, for the data were not fit: not those of every window or at every so many steps, which are a
+    mistake, nor those between two passes over the data, which drop a tail. Where several optimizers step, one clears what another's
+    backward has left it."""
+    rows = report["events"]
     steppers = dict.fromkeys(row["targets"][0] for row in rows if row["kind"] == Kind.STEP.value and row["targets"])
     if len(steppers) != 1:
         return
@@ -112,9 +114,10 @@ def _mark_abandoned(rows: Sequence[dict[str, Any]]) -> None:
             last, cleared = None, False
     if clean:
         micro_loops = _micro_loops(rows, optimizer)
+        beside = [stack_of(report, row) for row in rows if row["kind"] in {Kind.BACKWARD.value, Kind.STEP.value}]
         for each in inside:
             once = each["before"] is not None and _in_one_pass(each["after"], each["before"], micro_loops)
-            if once and CLOSURE not in each["row"]["options"]:
+            if once and CLOSURE not in each["row"]["options"] and not comes_by_count(stack_of(report, each["row"]), beside):
                 each["row"]["abandons"] = optimizer
 
 

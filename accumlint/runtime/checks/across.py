@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from accumlint.findings import Finding, Severity
@@ -17,6 +18,7 @@ from accumlint.trace import Event, Guard, Kind, Place, Wrapper
 from accumlint.weight import Quantity
 
 DECIDED_BY_RANK = {"data", "rank", "clock", "memory", "exception"}
+UNANSWERED = re.compile(r"gloo|nccl|\bmpi\b|process ?group|connection (closed|reset)|broken pipe|socket|monitoredBarrier", re.IGNORECASE)
 NO_CHECKS = "No inf checks were recorded prior to update"
 MARKS = {kind.value for kind in (Kind.BACKWARD, Kind.STEP, Kind.UNSCALE, Kind.SCALER_UPDATE)}
 # Findings after which it is no wonder that replicas differ.
@@ -42,10 +44,13 @@ def _uneven(run: Run) -> Iterator[Finding]:
     """Ranks that differ in the number of backwards of a window, or of updates."""
     if run.world < 2 or len(run.reports) < run.world or not _synchronised(run) or _has_fact(run, "join"):
         return
+    cut = _fails_by_itself(run)
     for window in run.assembly.windows:
         sizes = [each.size for each in window.ranks]
         steps = [each.step is not None for each in window.ranks]
         work = {each.work for each in window.ranks}
+        if cut and (len(sizes) < run.world or not all(steps)):
+            return  # a rank that raises has done less than the others, and trains no further
         if len(sizes) == run.world and len(work) == 1 and len(set(steps)) == 1:
             continue
         if len(sizes) < run.world and not any(report["ended"] == "script" for report in run.reports):
@@ -68,6 +73,17 @@ def _uneven(run: Run) -> Iterator[Finding]:
             Severity.ERROR,
         )
         return
+
+
+def _fails_by_itself(run: Run) -> bool:
+    """Whether the first error of the run is the script's own, and no rank's complaint that the others do not answer it."""
+    errors = [report["error"] for report in run.reports if report.get("error")]
+    first = min(errors, key=lambda error: float(error.get("time", 0.0)), default=None)
+    return first is not None and not _of_collectives(first)
+
+
+def _of_collectives(error: Mapping[str, Any]) -> bool:
+    return str(error.get("type", "")).startswith("Dist") or UNANSWERED.search(str(error.get("message", ""))) is not None
 
 
 def _apart(run: Run) -> Iterator[Finding]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from accumlint.runtime.checks.context import Run, confirmed, counted, listed, unobserved, violated
+from accumlint.runtime.checks.shape import oddity
 from accumlint.trace import Kind
 from accumlint.verdict import Check, Topic
 
@@ -32,6 +35,8 @@ def boundary(run: Run) -> Check:
         return violated(
             topic, (), f"{what} {counted(run.expect_k, 'micro-batch')} were expected.", (), {"sizes": sizes, "expected": run.expect_k}
         )
+    if strange := oddity(run):
+        return replace(unobserved(topic, strange, (), {"sizes": sizes}), doubt="" if run.explained else strange)
     return confirmed(topic, what, (), {"sizes": sizes})
 
 

@@ -71,6 +71,10 @@ def test_an_error_is_told_with_its_line(scene: Scene) -> None:
     line = line_of("broken on purpose")
     assert outcome["problem"] == f"The script failed with ValueError: broken on purpose ({RANK}:{line})."
     assert "ValueError: broken on purpose" in scene.stderr
+    shown = next(end["stack"] for end in outcome["ends"] if end["ended"] == "error")
+    assert shown.startswith("Traceback (most recent call last):")
+    assert f'File "{RANK}", line {line}' in shown
+    assert shown.endswith("ValueError: broken on purpose\n")
     assert scene.left() == []
 
 
