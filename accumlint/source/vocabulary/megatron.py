@@ -55,11 +55,10 @@ def _returned(function: FunctionNode) -> ast.Return | None:
 
 
 def drive(state: Machine, function: Function) -> None:
-    """Plays two windows; that there are several micro-batches in one is only assumed."""
+    """Plays two windows; that there are several micro-batches in one is only assumed, unless the loss is divided by their number."""
     returned = _returned(function.node) if not isinstance(function.node, ast.Lambda) else None
     if returned is None:
         return
-    state.recorder.fact("assumes-k", function.node)
     root = Root(("megatron", "k"), K_TEXT)
     state.world.knowledge.learn_accumulation(root)
     k = Known(state.world.k, frozenset({root}), root)
@@ -75,6 +74,8 @@ def drive(state: Machine, function: Function) -> None:
             loss = _loss(state, given)
             if loss is None:
                 return
+            if loss.weight is None or not loss.weight.of(Quantity.ACCUMULATION):
+                state.recorder.fact("assumes-k", function.node)
             name_helper(state, function.node, begun)
             emit_backward(state, Call(node, "backward", "", NONE, None, [loss], {}), loss, factors=division(state, k, node, K_TEXT))
             if (at + 1) % state.world.k == 0:
