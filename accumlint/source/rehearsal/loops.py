@@ -138,12 +138,12 @@ class Loops(State):
         ):
             self.pieces[node.lineno] = self.recorder.text(node.iter.value if isinstance(node.iter, ast.Subscript) else node.iter)
         dispatches = not plan.data and self.index.only_dispatches(node)
-        parts = self._goes_over_parts(node, plan)
+        parts, micro = self._goes_over_parts(node, plan), self._goes_backward(node)
         for at in range(count):
             turn = (
                 self.recorder.turns[-1]
                 if dispatches and self.recorder.turns
-                else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless, source=over, parts=parts)
+                else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless, source=over, parts=parts, micro=micro)
             )
             self.recorder.turns.append(turn)
             try:
@@ -194,7 +194,7 @@ class Loops(State):
     def _abstract(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int) -> Signal | None:
         """A loop without events is run for its values; what it counts in an unknown number of turns is not known."""
         exact = not plan.open and not plan.endless and plan.count <= MOST_TURNS
-        turns = plan.count if exact else min(count, 1)
+        turns = plan.count if exact else min(plan.count, 2) if self._counts_windows(node, plan) else min(count, 1)
         for at in range(turns):
             self.recorder.turns.append(OpenTurn(node.lineno, at, entry, micro_batch=self.recorder.micro_batches))
             try:
@@ -209,6 +209,16 @@ class Loops(State):
         if not exact:
             self._forget(node, plan)
         return None
+
+    def _goes_backward(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
+        """Whether each turn is a micro-batch, and not a window of some."""
+        return Kind.BACKWARD in self.index.kinds(node.body) and not self.index.has_inner_backward_loop(node)
+
+    def _counts_windows(self, node: ast.For | ast.AsyncFor, plan: Plan) -> bool:
+        """Whether a loop outside of the micro-batches adds up what each of several data holds: a second turn makes it the window's."""
+        if not plan.data or any(turn.micro for turn in self.recorder.turns):
+            return False
+        return self.index.once("adds up", node, lambda _: any(map(_adds_up, walk(node))))
 
     def _forget(self, node: ast.For | ast.AsyncFor, plan: Plan) -> None:
         """After a loop of unknown length: lists it filled are open, numbers it counted unknown."""
@@ -257,13 +267,13 @@ class Loops(State):
         most = OUTER_TURNS if self._is_outer(node) else self.world.batches if Kind.BACKWARD in kinds else MOST_TURNS
         marker = object()
         at = 0
-        finite = not generator.endless
+        finite, micro = not generator.endless, self._goes_backward(node)
 
         def body(value: Value) -> None:
             nonlocal at
             producer, inner = self.frame, self.consumers
             self.frame, self.consumers = consumer, []
-            turn = OpenTurn(node.lineno, at, entry, last=finite and at == most - 1, endless=not finite)
+            turn = OpenTurn(node.lineno, at, entry, last=finite and at == most - 1, endless=not finite, micro=micro)
             self.recorder.turns.append(turn)
             try:
                 self.recorder.new_data()
@@ -315,7 +325,7 @@ class Loops(State):
             exact = known and not self._is_outer(node) and (bool(kinds) or not self._is_bound_by_data(test))
             if at >= (known_most if exact else most):
                 return None
-            self.recorder.turns.append(OpenTurn(node.lineno, at, entry, endless=endless))
+            self.recorder.turns.append(OpenTurn(node.lineno, at, entry, endless=endless, micro=self._goes_backward(node)))
             try:
                 signal = self.block(node.body)
             finally:
@@ -347,6 +357,15 @@ class Loops(State):
                 knowledge.learn_accumulation(root)
             elif root.key not in knowledge.lengths and root.key not in knowledge.divisible:
                 knowledge.learn_length(root)
+
+
+def _adds_up(node: ast.AST) -> bool:
+    """`n += …` and `n = n + …`."""
+    if isinstance(node, ast.AugAssign):
+        return True
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.BinOp) or not isinstance(node.value.op, ast.Add):
+        return False
+    return terminal(node.targets[0]) in {terminal(node.value.left), terminal(node.value.right)}
 
 
 def _literal_periods(node: ast.For | ast.AsyncFor) -> int:

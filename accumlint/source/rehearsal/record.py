@@ -37,6 +37,7 @@ class OpenTurn:
     source: Value | None = None  # what the loop goes over
     taken: set[int] = field(default_factory=set)  # the data taken in this very turn
     parts: bool = False  # its loop goes over the parts of a batch, and no optimizer steps in it
+    micro: bool = False  # it goes backward itself, not in a loop within
     turn: Turn | None = None  # as events show it
 
     def closed(self) -> Turn:

@@ -84,7 +84,7 @@ def _play(state: Machine, call: Call, known: Learner, k: Known) -> None:
     entry = entered(state, line)
     assert isinstance(k.value, int)
     for at in range(min(plan.count, MOST_TURNS) if plan.data else state.world.batches):
-        with turn(state, OpenTurn(line, at, entry, endless=True)):
+        with turn(state, OpenTurn(line, at, entry, endless=True, micro=True)):
             state.recorder.new_data()
             batch = plan.item(at) if plan.data else state.datum(node, "batch")
             inputs, targets = (state.item(batch, Known(one), node) for one in (0, 1))

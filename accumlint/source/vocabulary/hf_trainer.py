@@ -265,7 +265,7 @@ def _windows(machine: Machine, training: Training, step: object, *, counted: boo
     for at in range(2 * size):
         if at % size == 0 and counted:
             training.count = _count(machine, training)
-        machine.recorder.turns.append(OpenTurn(training.function.lineno, at, 0, endless=True))
+        machine.recorder.turns.append(OpenTurn(training.function.lineno, at, 0, endless=True, micro=True))
         last = at % size == size - 1
         training.model.sync = TRUE if last else FALSE
         try:

@@ -138,7 +138,7 @@ class _Run:
         length = Root(("len", key_of(data)), "epoch_length", "length")
         self.engine.set(epoch_length=Known(count, frozenset({length}), length))
         for at in range(count):
-            with turn(state, OpenTurn(line, at, entry, at == count - 1 and not endless, endless)):
+            with turn(state, OpenTurn(line, at, entry, at == count - 1 and not endless, endless, micro=True)):
                 self.iteration += 1
                 self.engine.set(iteration=Known(self.iteration))
                 self._fire("GET_BATCH_STARTED", self.iteration)

@@ -132,7 +132,7 @@ def drive_manual(state: Machine, function: Function) -> None:
             entry = entered(state, node.lineno)
             for at in range(module.batches):
                 module.last = at == module.batches - 1
-                with turn(state, OpenTurn(node.lineno, at, entry, module.last)):
+                with turn(state, OpenTurn(node.lineno, at, entry, module.last, micro=True)):
                     _micro_batch(state, module, function, at)
             _hook(state, module, "on_train_epoch_end")
             _hook(state, module, "training_epoch_end")
@@ -196,7 +196,7 @@ def drive_automatic(state: Machine, function: Function) -> None:
     targets = module.known_optimizers or (make_actor(Role.OPTIMIZER, "the Trainer's optimizer", known=False),)
     entry = entered(state, function.node.lineno)
     for at in range(2 * module.k.value):
-        with turn(state, OpenTurn(function.node.lineno, at, entry, endless=True)):
+        with turn(state, OpenTurn(function.node.lineno, at, entry, endless=True, micro=True)):
             _automatic_step(state, module, function, at, targets)
 
 

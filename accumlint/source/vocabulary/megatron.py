@@ -67,7 +67,7 @@ def drive(state: Machine, function: Function) -> None:
     node = ast.copy_location(ast.Call(ast.Name("forward_step", ast.Load()), [], []), returned)
     entry = entered(state, function.node.lineno)
     for at in range(2 * state.world.k):
-        with turn(state, OpenTurn(function.node.lineno, at, entry, endless=True)):
+        with turn(state, OpenTurn(function.node.lineno, at, entry, endless=True, micro=True)):
             state.recorder.new_data()
             begun = len(state.recorder.events)
             given = state.force(state.call_function(function, [batches, model], {}, None))

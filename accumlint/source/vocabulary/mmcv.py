@@ -48,7 +48,7 @@ def drive(state: Machine, function: Function) -> None:
     model = runner.attributes["model"] = Thing(replace(actor, options=frozenset({"optional"})))
     state.recorder.fact("distributed", node)
     for at in range(state.world.batches):
-        with turn(state, OpenTurn(node.lineno, at, 0, endless=True)):
+        with turn(state, OpenTurn(node.lineno, at, 0, endless=True, micro=True)):
             state.recorder.new_data()
             runner.attributes |= dict.fromkeys(COUNTERS, Known(at))
             runner.attributes["outputs"] = Mapping({"loss": _loss(state, node, model)}, ("outputs", at), "runner.outputs")

@@ -214,7 +214,7 @@ def drive(state: Machine, function: Function) -> None:
     names = parameters_of(function)
     own = state.opaque(("parameter", function.name, "optim_wrapper"), "optim_wrapper", name="optim_wrapper")
     for at in range(state.world.batches):
-        with turn(state, OpenTurn(node.lineno, at, 0, endless=True)):
+        with turn(state, OpenTurn(node.lineno, at, 0, endless=True, micro=True)):
             state.recorder.new_data()
             state.call_function(function, [state.datum(node, names[0]), own], {}, None)
 

@@ -249,7 +249,11 @@ def clamp(state: Machine, call: Call) -> Value | None:
     value = _operand(state, call)
     if value is None or value.forwards or (value.quantity is None and value.weight is None):
         return None
-    return guard(state, value, call.node)
+    made = guard(state, value, call.node)
+    if call.name.endswith("_"):
+        value.guarded, value.weight = True, made.weight
+        return value
+    return made
 
 
 def scaled_by(state: Machine, call: Call) -> Value | None:
