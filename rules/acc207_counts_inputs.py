@@ -43,7 +43,7 @@ from collections.abc import Iterator
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
-from accumlint.rules._division import place_of, stepping, written
+from accumlint.rules._division import number, place_of, stepping, written
 from accumlint.trace import SHIFTED, Event, Kind, Place, Trace, Window
 from accumlint.weight import Factor, Quantity
 
@@ -63,11 +63,13 @@ def check(trace: Trace) -> Iterator[Finding]:
             if not by_inputs:
                 continue
             factor = by_inputs[-1]
+            name = factor.text or "the denominator"
             yield at(
                 "ACC207",
                 each.backward,
-                f"`{factor.text or 'the denominator'}` counts inputs, "
-                f"but the loss ignores some targets ({evidence.text or 'see the labels'})",
+                f"`{name}` is {number(factor.value)}, more than the targets that the losses of the window count"
+                if trace.measured and factor.value is not None
+                else f"`{name}` counts inputs, but the loss ignores some targets ({evidence.text or 'see the labels'})",
                 help="count the labels that the loss uses: after the shift, without the ignored index",
                 window=window,
                 place=_count(factor, window.of(Kind.COUNT)) or _count(factor, trace.of(Kind.COUNT)) or place_of(factor, each.backward),

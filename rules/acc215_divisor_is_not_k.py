@@ -44,7 +44,17 @@ from collections.abc import Iterator
 from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import gate_of
-from accumlint.rules._division import Contribution, Normalised, accumulating, divides_once, moves_in_window, place_of, setting, written
+from accumlint.rules._division import (
+    Contribution,
+    Normalised,
+    accumulating,
+    divides_once,
+    moves_in_window,
+    number,
+    place_of,
+    setting,
+    written,
+)
 from accumlint.trace import Accumulation, Trace, Window
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -74,6 +84,9 @@ def check(trace: Trace) -> Iterator[Finding]:
             if factor is None:
                 continue
             message = f"the loop accumulates `{k}` micro-batches, but `{factor.text}` divides the loss"
+            if k == factor.text:  # a run has counted others than the source says
+                k, of = str(trace.accumulation.value), f", which is {number(factor.value)}," if factor.value is not None else ""
+                message = f"each window has {k} micro-batches, but `{factor.text}`{of} divides the loss"
             yield _finding(each, factor, window, message, f"divide by `{k}`")
 
 

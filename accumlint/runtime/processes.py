@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 
 GRACE = 3.0  # seconds between asking a process to end and ending it
 LINUX = sys.platform.startswith("linux")
+INTERPRETER = re.compile(r"-?(python[\d.]*|pypy[\d.]*|(ba|da|z|k)?sh)")
 QUIET_SCANS = 2  # in a row: a process that is starting another program shows no environment for a moment
 
 
@@ -36,6 +38,23 @@ def of_run(token: str) -> set[int]:
             if carries and alive(int(name)):
                 found.add(int(name))
     return found
+
+
+def talkative(token: str) -> list[int]:
+    """Those of a run that would tell at length that they are asked to terminate, interpreters of Python and of shells, parents first.
+
+    What removes the shared memory of others when they are gone is none of them.
+    """
+    return [pid for pid in sorted(of_run(token)) if _interprets(pid)]
+
+
+def _interprets(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            words = file.read().split("\0")
+    except OSError:
+        return False
+    return INTERPRETER.fullmatch(os.path.basename(words[0])) is not None and not any("resource_tracker" in word for word in words)
 
 
 def alive(pid: int) -> bool:

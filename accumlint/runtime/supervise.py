@@ -197,8 +197,11 @@ class _Supervisor:
             return
         self._over = True
         self._missing = self._missing or self._watch.died
+        token = self._launch.settings.token
         ranks = [rank.pid for rank in self._watch.living]
-        processes.end_all(self._launch.settings.token, first=ranks, group=self._process.pid)
+        if self._interruption:  # whoever interrupts a run knows why it ends
+            ranks = [*self._own(), *processes.talkative(token), *ranks]
+        processes.end_all(token, first=ranks, group=self._process.pid)
         try:
             self._process.wait(processes.GRACE)
         except subprocess.TimeoutExpired:
@@ -206,6 +209,10 @@ class _Supervisor:
             self._process.wait()
         processes.STARTED.discard(self._process.pid)
         processes.reap()
+
+    def _own(self) -> list[int]:
+        """The program, where it is an interpreter that was started for a script, and not the user's own launcher."""
+        return [self._process.pid] if self._launch.command[0] == sys.executable and self._process.poll() is None else []
 
     def outcome(self, ending: Ending | None) -> Outcome:
         """What the folder says, read before it is removed."""

@@ -32,7 +32,7 @@ class Contributions:
         self._before: dict[tuple[Site, int], float] = defaultdict(float)  # targets of a rank in the windows before the present one
         self.k = k
         self._world = world
-        self._overcounts = overcounts(windows) if world == 1 else {}
+        self._overcounts = overcounts(windows, world)
         for window in windows:
             self._losses(window)
             self._scalings(window)
@@ -59,7 +59,8 @@ class Contributions:
     def _counts_of(self, site: Site, calls: Sequence[Call], window: SharedWindow) -> list[Counts]:
         before = {rank: units for (where, rank), units in self._before.items() if where == site}
         found = counts_of(calls, self.k, self._world, before)
-        return [replace(one, overcount=self._overcounts.get(id(window), 0.0)) for one in found]
+        of_ranks = [self._overcounts.get((id(window), call[2].rank), 0.0) for call in calls]
+        return [replace(one, overcount=count) for one, count in zip(found, of_ranks, strict=True)]
 
     def _losses(self, window: SharedWindow) -> None:
         terms: dict[Key, list[Term]] = defaultdict(list)
@@ -292,29 +293,40 @@ def divisor_of(row: Row) -> float | None:
     return 1 / float(factor) if factor else None
 
 
-def overcounts(windows: Sequence[SharedWindow]) -> dict[int, float]:
-    """What divides the summed losses or the gradients of each window, where it is a count of somewhat more than their targets.
+def overcounts(windows: Sequence[SharedWindow], world: int) -> dict[Key, float]:
+    """What divides the summed losses or the gradients of each window on each rank, where it is a count of somewhat more than their
+    targets; by the window's id and the rank.
 
-    Only where it follows the targets: a whole number in every window, not the same in all, and larger each time.
+    Only where it follows the targets: a whole number in every window, not the same in all, and larger each time. It counts the targets
+    of all ranks, from which the averaging over them is taken out or not, or those of each rank.
     """
-    found = [(id(window), _common_divisor(window), _units(window)) for window in windows]
-    follow = len({divisor for _, divisor, _ in found}) > 1 and all(
-        divisor is not None and divisor == int(divisor) and units < divisor <= MOST_OVERCOUNTED * units for _, divisor, units in found
-    )
-    return {window: divisor for window, divisor, _ in found if divisor is not None} if follow else {}
+    divisors = {(id(window), rank.rank): _common_divisor(window, rank) for window in windows for rank in window.ranks}
+    known = {key: divisor for key, divisor in divisors.items() if divisor is not None}
+    if len(known) < len(divisors):
+        return {}
+    own = {(id(window), rank.rank): _units([rank]) for window in windows for rank in window.ranks}
+    whole = {(id(window), rank.rank): _units(window.ranks) for window in windows for rank in window.ranks}
+    together = all(len({known[id(window), rank.rank] for rank in window.ranks}) == 1 for window in windows)
+    for scale, units in [(world, whole), (1, whole)] * together + [(1, own)]:
+        found = {key: round(divisor * scale, 2) for key, divisor in known.items()}
+        follow = all(each == int(each) and units[key] < each <= MOST_OVERCOUNTED * units[key] for key, each in found.items())
+        if follow and len(set(found.values())) > 1:
+            return found
+    return {}
 
 
-def _units(window: SharedWindow) -> float:
-    return sum(loss["units"] or 0.0 for rank in window.ranks for _, loss in rank.losses)
+def _units(ranks: Sequence[RankWindow]) -> float:
+    return sum(loss["units"] or 0.0 for rank in ranks for _, loss in rank.losses)
 
 
-def _common_divisor(window: SharedWindow) -> float | None:
-    """What every summed loss of a window is divided by, or else all of its gradients."""
-    losses = [each for rank in window.ranks for each in rank.losses]
+def _common_divisor(window: SharedWindow, rank: RankWindow) -> float | None:
+    """What every summed loss of a rank's window is divided by, or else all of its gradients."""
+    losses = list(rank.losses)
     if any(loss["reduction"] != "sum" for _, loss in losses):
         return None
     measured = {total(row, loss) for row, loss in losses}
     divisors = {round(1 / each, 2) for each in measured if each}
     if divisors == {1.0}:
-        divisors = {round(each, 2) for rows in _scaling_rows(window) for _, row in rows for each in (divisor_of(row),) if each}
+        rows = [row for found in _scaling_rows(window) for number, row in found if number == rank.rank]
+        divisors = {round(each, 2) for row in rows for each in (divisor_of(row),) if each}
     return divisors.pop() if len(divisors) == 1 else None

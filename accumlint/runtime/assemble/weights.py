@@ -162,8 +162,14 @@ def _other_counts(divisors: Sequence[float], counts: Sequence[Counts]) -> list[t
     for quantity, of in ((_NR, [one.units_so_far for one in counts]), (_ALL, [one.global_units_so_far for one in counts])):
         if all(_close(divisor, each) for divisor, each in zip(divisors, of, strict=True)):
             return [(Factor(quantity, -1, fraction(each), text=number(each), stale=True),) for each in of]
-    if all(one.overcount and _close(divisor, one.overcount) for divisor, one in zip(divisors, counts, strict=True)):
-        return [(Factor(Quantity.INPUTS, -1, fraction(one.overcount), text=number(one.overcount)),) for one in counts]
+    pairs = list(zip(divisors, counts, strict=True))
+    if not all(one.overcount for one in counts):
+        return None
+    by_more = [Factor(Quantity.INPUTS, -1, fraction(one.overcount), text=number(one.overcount)) for one in counts]
+    if all(_close(divisor, one.overcount) for divisor, one in pairs):
+        return [(factor,) for factor in by_more]
+    if counts[0].world > 1 and all(_close(divisor * one.world, one.overcount) for divisor, one in pairs):
+        return [(factor, _factor(_W, 1, one, divisor)) for factor, (divisor, one) in zip(by_more, pairs, strict=True)]
     return None
 
 

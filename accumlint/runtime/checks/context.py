@@ -81,7 +81,7 @@ class Run:
     def guilty(self, *codes: str) -> tuple[str, ...]:
         """Those of these codes that were found, errors and warnings."""
         found = {finding.code for finding in self.findings if finding.severity is not Severity.INFO}
-        return tuple(code for code in codes if code in found)
+        return tuple(code for code in dict.fromkeys(codes) if code in found)
 
 
 NONE: Mapping[str, Any] = {}

@@ -49,7 +49,8 @@ def gradient(run: Run) -> Check:
         return unobserved(topic, f"The gradient is {share(factor)} times the mean over all targets, as the weights are.", lines, numbers)
     if counted_by_framework(run) and _follows_weights(run, compared):
         return unobserved(topic, "The gradient is smaller than the mean over all targets by what the weights are.", lines, numbers)
-    what = f"The gradient differs from the mean over all targets, {text}, by what no rule takes for a mistake."
+    unexplained = "" if run.explained else "; no finding explains it"
+    what = f"The gradient is not the mean over all targets of the window: {text}{unexplained}."
     return replace(unobserved(topic, what, lines, numbers), doubt="" if run.explained or _has_reason(run) else what)
 
 

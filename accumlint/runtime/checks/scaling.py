@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from accumlint.runtime.assemble.contributions import divisor_of
 from accumlint.runtime.assemble.windows import LEFT_OUT, RankWindow
 from accumlint.runtime.checks.context import Run, confirmed, counted, share, unobserved, violated
+from accumlint.runtime.checks.said import said
 from accumlint.trace import Kind
 from accumlint.verdict import Check, Topic
 
@@ -27,7 +28,7 @@ def amp(run: Run) -> Check:
         what += f"; {counted(left_out, 'step')} left out, for the gradients were not finite"
     numbers = {"scales": scales, "left_out": left_out}
     if codes:
-        return violated(topic, codes, f"{what}." if scales else "No loss was scaled.", (), numbers)
+        return violated(topic, codes, f"{said(codes)} {what}." if scales else f"{said(codes)} No loss was scaled.", (), numbers)
     if not scales:
         return unobserved(topic, "No loss was scaled in this run.")
     return confirmed(topic, f"{what}; the same in all micro-batches of a window.", (), numbers)
@@ -45,7 +46,7 @@ def normalisation(run: Run) -> Check:
     ]
     numbers = {"factors": [[[name, value] for name, value in each] for each in told]}
     if codes:
-        return violated(topic, codes, "The gradients were changed at the wrong place.", lines[:6], numbers)
+        return violated(topic, codes, said(codes), lines[:6], numbers)
     if not any(window.step is not None and window.step["numbers"].get("drift") is not None for window in windows):
         return unobserved(topic, "No gradient was seen before a step.")
     if nothing := without_gradient(windows):

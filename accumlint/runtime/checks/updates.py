@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.runtime.assemble.contributions import scale_of
+from accumlint.runtime.assemble.contributions import calls_by_site, scale_of
 from accumlint.runtime.assemble.sources import place_of
 from accumlint.runtime.assemble.weights import uniform
 from accumlint.runtime.assemble.windows import RankWindow, Report, SharedWindow, stack_of
@@ -62,7 +62,7 @@ def _update(
             None if (coefficient := uniform(loss)) is None else coefficient / (scale_of(row) or 1.0) for row, loss in rank.losses
         ),
         weight_sum=added,
-        gradient_error=reference.get("relative"),
+        gradient_error=reference.get("relative") if len(calls_by_site(window)) < 2 else None,  # several terms have no one mean
     )
 
 

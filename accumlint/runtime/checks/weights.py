@@ -14,45 +14,64 @@ from accumlint.runtime.checks.scaling import factors, unexplained
 from accumlint.runtime.probes.trainer import TRUSTED
 from accumlint.verdict import Check, Topic
 
-UNIFORM = ("ACC201", "ACC204", "ACC207", "ACC208")
-SUM = ("ACC202", "ACC203", "ACC205", "ACC206", "ACC212", "ACC215", "ACC319")
+COUNTED = ("ACC207", "ACC209")  # what divides is no count of the targets: seen in the single weights, or in what they add up to
+UNIFORM = ("ACC201", "ACC204", "ACC208", *COUNTED)
+SUM = ("ACC202", "ACC203", "ACC205", "ACC206", "ACC212", "ACC215", "ACC319", *COUNTED)
 EXACT = 2e-3
 
 
 def uniform(run: Run) -> Check:
     """The coefficients of all targets of a window, on all ranks."""
     topic = Topic.WEIGHTS
-    codes = run.guilty(*UNIFORM)
-    spreads = [
-        (low, high)
-        for window in run.complete
-        for calls in calls_by_site(window).values()
-        for low, high in [_range(calls)]
-        if low is not None
-    ]
+    spreads = _spreads(run)
+    codes = tuple(code for code in run.guilty(*UNIFORM) if code not in COUNTED or not spreads or _varies(spreads))
     lines = [f"{run.name_of(window)}: {_told(window)}" for window in run.complete][:6]
     numbers = {"coefficients": [[low, high] for low, high in spreads]}
     why = uncovered(run)
     if codes:
-        return violated(topic, codes, "Targets of one window do not count the same.", lines, numbers)
+        return violated(topic, codes, f"Targets of one window do not count the same{_from_to(spreads)}.", lines, numbers)
     if why:
         return unobserved(topic, why, lines, numbers)
     if not spreads:
         return unobserved(topic, "No loss call with a coefficient was seen.")
-    if any(high is None or not math.isclose(low, high, rel_tol=EXACT) for low, high in spreads if low is not None):
-        return unobserved(topic, "Targets of one window count differently, which no rule takes for a mistake.", lines, numbers)
+    if _varies(spreads):
+        unexplained = "" if run.explained else " No finding says that this is wrong: see how they count."
+        return unobserved(topic, f"Targets of one window count differently{_from_to(spreads)}.{unexplained}", lines, numbers)
     return confirmed(topic, "All targets of a window count the same before the reduction.", lines, numbers)
+
+
+Spread = tuple[float, float | None]
+
+
+def _spreads(run: Run) -> list[Spread]:
+    """The least and the largest weight of a target of each loss in each window; None where one call has several."""
+    calls_of = (calls for window in run.complete for calls in calls_by_site(window).values())
+    return [(low, high) for calls in calls_of for low, high in [_range(calls)] if low is not None]
+
+
+def _varies(spreads: Sequence[Spread]) -> bool:
+    return any(high is None or not math.isclose(low, high, rel_tol=EXACT) for low, high in spreads)
+
+
+def _from_to(spreads: Sequence[Spread]) -> str:
+    """The window in which they are furthest apart, as the end of a clause."""
+    known = [(low, high) for low, high in spreads if high is not None and low > 0 and not math.isclose(low, high, rel_tol=EXACT)]
+    if not known:
+        return ""
+    low, high = max(known, key=lambda pair: pair[1] / pair[0])
+    return f", from {share(low)} to {share(high)} each"
 
 
 def total(run: Run) -> Check:
     """The coefficients times the counts, summed over the window and all ranks, after the reduction."""
     topic = Topic.SUM
-    codes = run.guilty(*SUM)
     sums = [window_sum(run, window) for window in run.complete]
     known = [each for each in sums if each is not None]
+    off = any(not math.isclose(each, 1.0, rel_tol=EXACT) for each in known)
+    codes = tuple(code for code in run.guilty(*SUM) if code not in COUNTED or off)
     lines = [f"{run.name_of(window)}: {share(each)}" for window, each in zip(run.complete, sums, strict=True) if each is not None][:6]
     if codes:
-        return violated(topic, codes, "The weights of a window do not add up to 1.", lines, {"sums": sums})
+        return violated(topic, codes, f"The weights of a window do not add up to 1{_off(sums)}.", lines, {"sums": sums})
     why = uncovered(run)
     if why or not known:
         return unobserved(topic, why or _no_sum(run), lines, {"sums": sums})
@@ -61,6 +80,12 @@ def total(run: Run) -> Check:
     check = unobserved(topic, _other_sum(run, sums), lines, {"sums": sums})
     explained = run.explained or (own_factor(run) is not None and not _is_of_k(run)) or _is_tail(run, sums) or counted_by_framework(run)
     return check if explained else replace(check, doubt=check.summary)
+
+
+def _off(sums: Sequence[float | None]) -> str:
+    """What they add up to where it is furthest from 1, as the end of a clause."""
+    known = [each for each in sums if each is not None and not math.isclose(each, 1.0, rel_tol=EXACT)]
+    return f", but to {share(max(known, key=lambda each: abs(each - 1)))}" if known else ""
 
 
 def window_sum(run: Run, window: SharedWindow) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from accumlint.runtime.checks.context import Run, confirmed, counted, listed, unobserved, violated
+from accumlint.runtime.checks.said import said
 from accumlint.runtime.checks.shape import oddity
 from accumlint.trace import Kind
 from accumlint.verdict import Check, Topic
@@ -30,7 +31,7 @@ def boundary(run: Run) -> Check:
         else "An update after every micro-batch: this run accumulates nothing."
     )
     if codes:
-        return violated(topic, codes, what, (), {"sizes": sizes})
+        return violated(topic, codes, f"{said(codes)} {what}", (), {"sizes": sizes})
     if run.expect_k is not None and run.assembly.k != run.expect_k:
         return violated(
             topic, (), f"{what} {counted(run.expect_k, 'micro-batch')} were expected.", (), {"sizes": sizes, "expected": run.expect_k}
@@ -47,7 +48,7 @@ def order(run: Run) -> Check:
     seen = _sequence(run)
     text = " → ".join(seen)
     if codes:
-        return violated(topic, codes, f"In a window of this run: {text}." if seen else "The order of events is wrong.")
+        return violated(topic, codes, f"{said(codes)} The first window: {text}." if seen else said(codes))
     if not seen:
         return unobserved(topic, "No window was seen to its end.")
     return confirmed(topic, f"Every window: {text}.")

@@ -104,6 +104,21 @@ def test_a_program_that_ignores_signals_is_ended(tmp_path: Path) -> None:
     assert scene.left() == []
 
 
+def test_an_interrupted_program_says_no_more(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "scene")
+    loud = (
+        "import signal, sys, time\n"
+        "for each in (1, 2, 15): signal.signal(each, lambda *_: sys.exit('asked to end'))\n"
+        "open('loud', 'w').close()\ntime.sleep(1000)"
+    )
+    controller = scene.start({"launcher": [sys.executable, "-c", loud]})
+    wait_for(lambda: (scene.folder / "loud").exists())
+    os.kill(controller.pid, signal.SIGINT)
+    outcome = scene.end(controller)
+    assert (outcome["ending"], outcome["interrupted_by"], scene.stderr) == ("interrupted", signal.SIGINT, "")
+    assert scene.left() == []
+
+
 def test_what_a_program_leaves_running_is_ended(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "scene")
     outcome = scene.outcome({"launcher": ["sh", "-c", "sleep 1000 & setsid sleep 1000 & exit 0"]})
