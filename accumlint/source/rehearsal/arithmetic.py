@@ -43,7 +43,7 @@ WORLD_NAME = re.compile(
 @lru_cache(8_192)
 def counts_ranks(text: str) -> bool:
     """Whether a number is one of ranks, by its name."""
-    return WORLD_NAME.search(last_part(text)) is not None
+    return "//" not in text and WORLD_NAME.search(last_part(text)) is not None  # a share of something is no number of ranks
 
 
 ADDED = re.compile(r"loss|penalt|regulari|(^|_|\.|\s)(reg|aux|kl)(_|$|\()|entropy|diverg", re.IGNORECASE)  # what is added to a loss
@@ -125,7 +125,8 @@ def is_tensor(value: Value) -> bool:
 
 def _is_setting(value: Value) -> bool:
     """A product of settings, the world size among them: `total // (micro * world_size)` is one number, not a tensor divided by W."""
-    return isinstance(value, Opaque) and not (value.forwards or value.born or value.attached or value.quantity is not None)
+    own = isinstance(value, Opaque) and value.quantity in {None, Quantity.WORLD}
+    return isinstance(value, Opaque) and own and not (value.forwards or value.born or value.attached)
 
 
 def _attached(*values: Value) -> bool:
@@ -229,7 +230,7 @@ def _numbers(state: State, op: type[ast.operator], left: Value, right: Value, no
     if first is not None and second is not None:
         return _known(state, op, first, second, node)
     if op is ast.FloorDiv:
-        root = Root(("//", key_of(left), key_of(right)), state.recorder.text(node))
+        root = Root(("//", key_of(left), key_of(right)), state.recorder.text(node.target if isinstance(node, ast.AugAssign) else node))
         chosen = state.world.number(root)
         if chosen is not None:
             return Known(chosen, frozenset({root}), root)

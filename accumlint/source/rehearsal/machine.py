@@ -139,6 +139,9 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
     def forward_of(self, call: Call, model: Value, method: str = "forward") -> Value:
         """A model's forward, or another method that its framework sends through the wrapper's forward."""
         actor = as_actor(self, model, Role.MODEL)
+        holder = self.memory.get(("held", model.key)) if isinstance(model, Opaque) else None
+        if holder is not None:
+            self.adopt(holder, model)
         data = frozenset().union(*(born_of(self.force(value)) for value in call.values)) if call.values else frozenset()
         forwards = (
             frozenset().union(*(forwards_of(self.force(value)) for value in call.values)) - self.freed if call.values else frozenset()
@@ -356,6 +359,8 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             return True
         if isinstance(owner, Instance):
             self.adopt(owner, self.force(value) if isinstance(value, (Thing, Instance)) else value)
+            if isinstance(value, Opaque) and value.actor is None:
+                self.memory["held", value.key] = owner  # it may turn out to be a model
         if target.attr == "grad" or (target.attr == "data" and isinstance(owner, Opaque) and owner.name == "grad"):
             value = self.force(value)
             gradient = owner if target.attr == "data" else self.attribute(owner, "grad", target)
