@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -135,5 +136,7 @@ def _finding(one: Examined, each: Unused, severity: Severity) -> Finding:
     cell = cell_at(one.cells, held.line)
     place = Place(one.path, held.line, held.column, held.line, held.end_column, *cell)
     what = f"`{each.code}` in this suppression" if each.code else f"`{held.text}`"
-    help = "take it out" if each.code else "name the rules, as in `# accumlint: ignore[ACC101]`"
+    codes = ", ".join(dict.fromkeys(re.findall(r"ACC\d+", held.text, re.IGNORECASE))) or "ACC101"
+    kind = "file-ignore" if "file-ignore" in held.text else "ignore"
+    help = "take it out" if each.code else f"name the rules in brackets: `# accumlint: {kind}[{codes}]`"
     return Finding(UNUSED, place, f"{what} {each.why}", help, severity=severity)

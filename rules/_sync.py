@@ -93,3 +93,11 @@ def second_entries(trace: Trace) -> Iterator[Event]:
             elsewhere = (before.place.line, before.place.column) != (event.place.line, event.place.column)
             if event is not before and (elsewhere or trace.measured) and before.turns == event.turns:
                 yield event
+
+
+def times(trace: Trace) -> str:
+    """How often something happens that happens in every micro-batch of a window."""
+    k = trace.accumulation
+    if k is None or not k.text:
+        return "several times"
+    return f"{k.text} times" if k.literal else f"`{k.text}` times"

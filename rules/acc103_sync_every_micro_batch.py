@@ -50,7 +50,7 @@ from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
 from accumlint.rules._order import family, forwards_of, sureness
-from accumlint.rules._sync import in_order, off_boundary, own_forwards
+from accumlint.rules._sync import in_order, off_boundary, own_forwards, times
 from accumlint.trace import Actor, Event, Kind, Trace, Window, Wrapper
 
 WRITTEN = "written"  # strategy and number of processes stand in the source
@@ -79,13 +79,12 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 
 def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Finding:
-    k = trace.accumulation.text if trace.accumulation else "K"
     first = in_order(window)[0]
     begins = next(iter(forwards_of(trace, first)), first)
     return at(
         "ACC103",
         backward,
-        f"`{model.name}` reduces its gradients in every backward, `{k}` times an update, where once is enough",
+        f"`{model.name}` reduces its gradients in every backward, {times(trace)} an update, where once is enough",
         help=f"run the forward and the backward of all but the window's last micro-batch in `{model.name}.no_sync()`",
         window=window,
         place=backward.in_loop,

@@ -51,7 +51,7 @@ from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
 from accumlint.rules._order import family, forwards_of, sureness
-from accumlint.rules._sync import trains
+from accumlint.rules._sync import times, trains
 from accumlint.trace import Actor, Event, Kind, Trace, Window, Wrapper
 
 CODE = "ACC109"
@@ -100,7 +100,7 @@ def _no_models(trace: Trace, window: Window, entries: tuple[Event, ...], backwar
             CODE,
             entry,
             f"`{entry.text}` is given {article} {form}, which has no `no_sync`: nothing is switched off, and what is trained here "
-            f"reduces its gradients `{_k(trace)}` times an update".replace("  ", " "),
+            f"reduces its gradients {times(trace)} an update".replace("  ", " "),
             help=f"unpack it, so that each model is an argument of its own: `accumulate({UNPACKED.get(form, '*models')})`",
             window=window,
             guilty=(entry, backwards[-1]),
@@ -118,7 +118,7 @@ def _raw_modules(trace: Trace, window: Window, entries: tuple[Event, ...], backw
                 CODE,
                 entry,
                 f"`{entry.text}` is given the module behind the wrapper that `{trained.text}` trains: it has no `no_sync`, "
-                f"so the gradients are reduced `{_k(trace)}` times an update",
+                f"so the gradients are reduced {times(trace)} an update",
                 help="give it what `prepare` returned",
                 window=window,
                 guilty=(entry, trained),
@@ -140,7 +140,7 @@ def _left_out(trace: Trace, window: Window, entries: tuple[Event, ...], backward
             CODE,
             first,
             f"`{first.text}` does not name `{model.name}`, which is trained in it too: that one reduces its gradients "
-            f"`{_k(trace)}` times an update",
+            f"{times(trace)} an update",
             help=f"name all of them in one call: `accumulate({_name(first)}, {model.name})`",
             window=window,
             confidence=sureness(trace, first, backwards[-1], model),
@@ -184,7 +184,3 @@ def _model(forward: Event) -> Actor:
 
 def _name(entry: Event) -> str:
     return entry.model.name if entry.model is not None else "model"
-
-
-def _k(trace: Trace) -> str:
-    return trace.accumulation.text if trace.accumulation else "K"

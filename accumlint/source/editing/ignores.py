@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 UNUSED = "ACC001"
 
 _NOQA = re.compile(r"#\s*noqa(?![\w-])(?P<codes>:\s*(?P<list>[A-Za-z]+[0-9]+(?:[\s,]+[A-Za-z]+[0-9]+)*))?", re.IGNORECASE)
-_IGNORE = re.compile(r"#\s*accumlint:\s*(?P<kind>file-ignore|ignore)\b(?:\[(?P<list>[^\]]*)\])?")
+# Codes without brackets are taken in for the remark that they need some.
+_IGNORE = re.compile(r"#\s*accumlint:\s*(?P<kind>file-ignore|ignore)\b(?:\[(?P<list>[^\]]*)\]|[\s:=(]*ACC\d+(?:[\s,]+ACC\d+)*\)?)?")
 _SPLIT = re.compile(r"[\s,]+")
 
 
@@ -170,7 +171,8 @@ def unused(
         if each.codes is None:
             continue
         if not each.codes:
-            yield Unused(each, "", "names no rule, so it suppresses nothing")
+            bare = re.search(r"ACC\d", each.text) is not None
+            yield Unused(each, "", f"{'has no brackets around its rules' if bare else 'names no rule'}, so it suppresses nothing")
         for selector in each.codes:
             meant = [code for code in rules if names(selector, code, rules)]
             if not meant:

@@ -444,11 +444,12 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
                 self._name_loss(one, name, node)
 
     def _name_actor(self, target: ast.expr, node: ast.expr, value: Thing | Instance) -> None:
-        """An object that goes by the name of its class takes that of the variable."""
+        """An object that goes by the name of its class, or a wrapper by that of what it holds, takes that of the variable."""
         made = terminal(node.func) if isinstance(node, ast.Call) else None
         if isinstance(value, Instance):
             made = value.cls.node.name
-        if value.actor is not None and value.actor.name == made:
+        wraps = isinstance(node, ast.Call) and value.actor is not None and value.actor.wrapper is not Wrapper.NONE
+        if value.actor is not None and (wraps or value.actor.name == made):
             value.actor = replace(value.actor, name=self.recorder.text(target))
 
     def _name_loss(self, value: Opaque, name: str, node: ast.AST) -> None:
