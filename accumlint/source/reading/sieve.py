@@ -25,6 +25,7 @@ FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = (
     (b"create_supervised_trainer", b"ignite"),
     (b"supervised_training_step", b"ignite"),
     (b".update_params(", b"optim_"),
+    (b"accumulative_counts", b"Runner("),
     (b"OptimizerCallback", b"catalyst"),
     (b"GradientAccumulation", b"fastai"),
     (b"def compute_loss", b"Trainer"),

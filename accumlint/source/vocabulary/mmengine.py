@@ -1,4 +1,4 @@
-"""mmengine (0.1 to 0.11): optimizer wrappers that count, divide and gate, and `train_step` overrides.
+"""mmengine (0.1 to 0.11): optimizer wrappers that count, divide and gate, `train_step` overrides, and what a Runner calls around them.
 
 `update_params` divides by `accumulative_counts`, goes backward, and steps and zeroes at every K-th call; `optim_context` switches the
 synchronisation off around the forward only, which DDP reads there and FSDP does not.
@@ -22,7 +22,6 @@ from accumlint.source.rehearsal.values import (
     Instance,
     Items,
     Known,
-    Mapping,
     Opaque,
     Thing,
     Value,
@@ -31,7 +30,8 @@ from accumlint.source.rehearsal.values import (
 )
 from accumlint.source.vocabulary.base import Entry, Handler, as_actor, receiver_of
 from accumlint.source.vocabulary.engines import accumulation, literal_of
-from accumlint.source.vocabulary.mmengine_wrapper import SETTING, OptimWrapper
+from accumlint.source.vocabulary.mmengine_runner import every, runner, train
+from accumlint.source.vocabulary.mmengine_wrapper import SETTING, OptimWrapper, total_of
 from accumlint.source.vocabulary.played import parameters_of, turn
 from accumlint.source.vocabulary.torch_training import replace_loss
 from accumlint.trace import Actor, Kind, Role, Wrapper
@@ -46,7 +46,7 @@ WRAPPERS = frozenset({"OptimWrapper", "AmpOptimWrapper", "ApexOptimWrapper"})
 SCALING = frozenset({"AmpOptimWrapper", "ApexOptimWrapper"})
 WRAPPER_NAME = re.compile(r"optim(izer)?_?wrapper", re.IGNORECASE)
 FSDP_CLASS = re.compile(r"FullyShardedDataParallel|FSDP")
-SIEVE = ((b".update_params(", b"optim_"),)
+SIEVE = ((b".update_params(", b"optim_"), (b"accumulative_counts", b"Runner("))
 
 
 def wrapper(state: Machine, call: Call) -> Value | None:
@@ -185,14 +185,6 @@ def parse_losses(state: Machine, call: Call) -> Value | None:
     return Items([total_of(state, state.force(call.args[0]), call.node), state.opaque(("log", call.node.lineno), "log_vars")], "tuple")
 
 
-def total_of(state: Machine, losses: Value, node: ast.AST) -> Value:
-    """The loss that a dict of losses adds up to; that of one not followed is a mean."""
-    if isinstance(losses, Mapping):
-        terms = [value for name, value in losses.items.items() if "loss" in str(name)]
-        return state.force(terms[0]) if len(terms) == 1 else state.opaque(("sum", id(node), state.steps), "loss", *terms, attached=True)
-    return state.attribute(losses, "loss", node)
-
-
 def entries(index: Index) -> Iterator[Entry]:
     """The `train_step` methods of models, which the Runner calls with its optimizer wrapper."""
     for cls in index.classes.values():
@@ -222,9 +214,11 @@ def drive(state: Machine, function: Function) -> None:
 KINDS = {
     "update_params": {Kind.BACKWARD, Kind.STEP, Kind.ZERO},
     "optim_context": {Kind.SYNC_OFF},
+    "Runner": {Kind.BACKWARD, Kind.STEP, Kind.ZERO},
 }
+LOOPS = ("Runner",)
 TRACKED = (*WRAPPERS, "OptimWrapperDict", "initialize_count_status", "scale_loss")
-FUNCTIONS: dict[str, Handler] = dict.fromkeys(WRAPPERS, wrapper)
+FUNCTIONS: dict[str, Handler] = {**dict.fromkeys(WRAPPERS, wrapper), "Runner": runner}
 METHODS: dict[str, Handler] = {
     "update_params": update_params,
     "backward": backward,
@@ -237,4 +231,6 @@ METHODS: dict[str, Handler] = {
     "optim_context": optim_context,
     "_run_forward": run_forward,
     "parse_losses": parse_losses,
+    "train": train,
+    "every_n_train_iters": every,
 }

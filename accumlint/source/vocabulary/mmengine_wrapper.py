@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from accumlint.source.rehearsal.values import NONE, Known, Opaque, Root, Value
+from accumlint.source.rehearsal.values import NONE, Known, Mapping, Opaque, Root, Value
 from accumlint.source.vocabulary.engines import ONE, division
 from accumlint.source.vocabulary.torch_training import emit_backward, replace_loss
 from accumlint.trace import Actor, Kind
@@ -96,3 +96,11 @@ class OptimWrapper:
     def zero(self, state: Machine, node: ast.AST) -> Value:
         state.recorder.emit(Kind.ZERO, node, targets=(self.optimizer,))
         return NONE
+
+
+def total_of(state: Machine, losses: Value, node: ast.AST) -> Value:
+    """The loss that a dict of losses adds up to; that of one not followed is a mean."""
+    if isinstance(losses, Mapping):
+        terms = [value for name, value in losses.items.items() if "loss" in str(name)]
+        return state.force(terms[0]) if len(terms) == 1 else state.opaque(("sum", id(node), state.steps), "loss", *terms, attached=True)
+    return state.attribute(losses, "loss", node)

@@ -78,3 +78,70 @@ class Net(BaseModel):
     (trace,) = (each.traces(3)[0] for each in rehearsals(source))
     assert not trace.accumulates
     assert {window.size for window in trace.windows()} == {1}
+
+
+RUNNER = """
+import torch
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import HOOKS, MODELS
+from mmengine.runner import Runner
+
+@MODELS.register_module()
+class Net(BaseModel):
+    def forward(self, x, mode="loss"):
+        return {{"loss": self.head(x).mean()}}
+
+@HOOKS.register_module()
+class Saving(Hook):
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if self.every_n_train_iters(runner, 2):
+            runner.save_checkpoint("out", "last.pth")
+
+def main(k, every, loader):
+    runner = Runner(
+        model={model},
+        train_dataloader=loader,
+        optim_wrapper=dict(type="{kind}", optimizer=dict(type="SGD", lr=0.1), accumulative_counts={k}, clip_grad=dict(max_norm=1.0)),
+        train_cfg=dict(by_epoch=False, max_iters=100),
+        custom_hooks=[dict(type="Saving")],
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch={by_epoch}, interval={interval})),
+    )
+    runner.train()
+"""
+
+
+def run(**given: str) -> list[Trace]:
+    told = {"model": "Net()", "kind": "OptimWrapper", "k": "k", "by_epoch": "True", "interval": "1"} | given
+    source = parse(RUNNER.format(**told).encode(), "train.py")
+    assert isinstance(source, Source)
+    return [trace for each in rehearsals(source) for trace in each.traces(3)[:1]]
+
+
+@pytest.mark.parametrize("model", ["Net()", "dict(type='Net')", "dict(type=Net)"])
+def test_a_runner_calls_its_model_and_steps_by_its_wrapper(model: str) -> None:
+    (trace,) = run(model=model)
+    assert [window.size for window in trace.windows()] == [3, 3]
+    assert {event.weight.share for event in trace.of(Kind.BACKWARD) if event.weight is not None} == {Fraction(1, 3)}
+    assert len(trace.of(Kind.CLIP)) == 2
+    assert len(trace.of(Kind.SAVE)) == 3  # by the hook of the source, after every second batch
+
+
+def test_a_runner_with_a_scaler_unscales_before_it_clips() -> None:
+    (trace,) = run(kind="AmpOptimWrapper")
+    order = [event.kind for event in trace.events if event.kind in {Kind.UNSCALE, Kind.CLIP, Kind.STEP, Kind.SCALER_UPDATE}]
+    assert order == [Kind.UNSCALE, Kind.CLIP, Kind.STEP, Kind.SCALER_UPDATE] * 2
+
+
+@pytest.mark.parametrize("k", ["1", "None"])
+def test_a_runner_that_does_not_accumulate(k: str) -> None:
+    assert not any(trace.accumulates for trace in run(k=k))
+
+
+@pytest.mark.parametrize(
+    ("k", "interval", "by_epoch", "inside"),
+    [("4", "10", "False", True), ("4", "500", "False", False), ("k", "every", "False", True), ("4", "10", "True", False)],
+)
+def test_checkpoints_between_the_micro_batches_of_a_window(k: str, interval: str, by_epoch: str, inside: bool) -> None:
+    (trace,) = run(k=k, interval=interval, by_epoch=by_epoch)
+    assert any("CheckpointHook" in event.text for event in trace.of(Kind.SAVE)) is inside
