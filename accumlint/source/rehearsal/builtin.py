@@ -89,7 +89,7 @@ def _len(state: Calls, call: Call) -> Value:
             return Known(len(value.value))
         except TypeError:
             return state.unknown_call(call)
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not value.text:
         return Known(len(value.items))
     if isinstance(value, Stream) and value.kind == "chunks" and isinstance(value.stop, Known):
         return value.stop

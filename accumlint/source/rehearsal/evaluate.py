@@ -14,6 +14,7 @@ from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.state import Call, Frame
 from accumlint.source.rehearsal.unclear import ask_for_sync, hang_on, hang_on_calls
 from accumlint.source.rehearsal.values import (
+    EACH_OF,
     FALSE,
     NONE,
     TRUE,
@@ -219,6 +220,8 @@ class Expressions(Access, Comparisons):
         values = self._comprehension(node, pair, "list")
         unknown = isinstance(values, Items) and values.open  # keys that nobody knows, `{k: v.to(device) for k, v in batch.items()}`
         made = Mapping({}, ("dict", id(node)), self.recorder.text(node.generators[0].iter) if unknown else "")
+        if isinstance(values, Items) and unknown and values.length is not None and values.length.key[0] == "len":
+            made.key = (EACH_OF, values.length.key[1], id(node))
         for item in values.items if isinstance(values, Items) else ():
             if isinstance(item, Items):
                 key = self.force(item.items[0])

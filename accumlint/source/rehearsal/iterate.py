@@ -10,6 +10,7 @@ from typing import Any
 from accumlint.source.rehearsal.state import Leave, Signal, State, unshifted
 from accumlint.source.rehearsal.unclear import is_told
 from accumlint.source.rehearsal.values import (
+    EACH_OF,
     Instance,
     Items,
     Key,
@@ -117,7 +118,7 @@ class Iteration(State):
     def length_root(self, value: Value, text: str = "") -> Root:
         if isinstance(value, (Items, Thing)) and value.length is not None:
             return value.length
-        key = _of_any_batch(key_of(value))
+        key = _of_any_batch(_of_whole(key_of(value)))
         return Root(("len", key[:2] if key[0] == "made" else key), f"len({text})" if text else "len", "length")
 
     def _plan_items(self, value: Items, node: ast.AST) -> Plan:
@@ -418,6 +419,16 @@ def carries(item: Value) -> bool:
     if isinstance(item, Mapping):
         return any(carries(part) for part in item.items.values())
     return isinstance(item, Opaque) and bool(item.born) and not item.forwards
+
+
+def _of_whole(key: Key) -> Key:
+    """`d` for `d.items()` and for `{k: f(v) for k, v in d.items()}`, which are as long."""
+    if key[0] == EACH_OF:
+        return _of_whole(key[1])
+    view = key[1] if len(key) == 2 and key[0] == "call" else ()
+    if isinstance(view, tuple) and len(view) == 3 and view[0] == "method" and view[2] in {"items", "values", "keys"}:
+        return _of_whole(view[1])
+    return key
 
 
 def _of_any_batch(key: Any, depth: int = 0) -> Any:

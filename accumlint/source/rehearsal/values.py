@@ -12,6 +12,7 @@ from accumlint.trace import Actor, Role, Wrapper
 from accumlint.weight import Quantity, Weight
 
 Key = tuple[Any, ...]
+EACH_OF = "each of"  # begins the key of a dictionary that has an entry for each of something
 
 
 class NestedKey(tuple[Any, ...]):
