@@ -85,6 +85,7 @@ class Training:
     divides_in_backward: bool  # the Accelerator's own K is the Trainer's
     averages_tokens: bool
     since: str  # the releases that do so
+    optimizer: Thing
     count: Value = NONE
 
 
@@ -211,6 +212,7 @@ def _begin(machine: Machine, function: FunctionNode, normalised: bool | None) ->
         allowed.newest < (4, 46),
         said if said is not None else allowed.newest >= (4, 57),
         "transformers >= 4.46",
+        Thing(Actor(machine.uid(), "optimizer", Role.OPTIMIZER, base=raw.actor.uid, known=True)),
     )
 
 
@@ -223,6 +225,7 @@ def _equip(machine: Machine, trainer: Instance, training: Training, cls: facts.T
             trainer.attributes[name] = machine.opaque((KEY, "kept", name), f"self.{name}", born=frozenset({0}), causes=frozenset({"data"}))
     trainer.attributes["model"] = training.model.inner or training.model
     trainer.attributes["model_wrapped"] = training.model
+    trainer.attributes["optimizer"] = training.optimizer
     trainer.attributes["accelerator"] = training.engine
     trainer.attributes["current_gradient_accumulation_steps"] = training.k
     for name in facts.FLAGS:
@@ -251,16 +254,7 @@ def _divides_by_count(machine: Machine, cls: facts.TrainerClass) -> bool:
 def _windows(machine: Machine, training: Training, step: object, *, counted: bool) -> None:
     """Two whole windows of the Trainer's loop."""
     assert callable(step)
-    optimizer = Thing(
-        Actor(
-            machine.uid(),
-            "optimizer",
-            Role.OPTIMIZER,
-            base=training.model.inner.actor.uid if isinstance(training.model.inner, Thing) else None,
-            known=True,
-        )
-    )
-    machine.optimizers.append(optimizer)
+    machine.optimizers.append(training.optimizer)
     size = machine.world.k
     for at in range(2 * size):
         if at % size == 0 and counted:
@@ -271,7 +265,7 @@ def _windows(machine: Machine, training: Training, step: object, *, counted: boo
         try:
             step(machine.datum(training.function, "inputs"))
             if last:
-                _update(machine, training, optimizer.actor)
+                _update(machine, training, training.optimizer.actor)
         finally:
             machine.recorder.turns.pop()
 

@@ -229,7 +229,9 @@ def uses_count(function: FunctionNode) -> bool:
 
 
 def _is_own_loss(node: ast.AST) -> bool:
-    """`outputs.loss`, `outputs["loss"]`."""
+    """`outputs.loss`, `outputs["loss"]`, or what `super().compute_loss(…)` gives."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr == "compute_loss" and terminal(node.func.value) == "super"
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value == "loss" and isinstance(node.ctx, ast.Load)
     return isinstance(node, ast.Attribute) and node.attr == "loss" and isinstance(node.ctx, ast.Load)
