@@ -32,6 +32,7 @@ FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = (
     (b"def training_step", b"num_items_in_batch"),
     (b"compute_loss_func", b"Trainer"),
     (b"gradient_accumulation_steps=", b"def forward("),
+    (b"def get_batch_samples", b"num_batches"),
     (b"def training_step", b"accumulate_grad_batches"),
     (b"def training_step", b"LightningModule"),
     (b"def forward_step", b"megatron"),

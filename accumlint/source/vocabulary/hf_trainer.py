@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,6 +48,17 @@ from accumlint.source.vocabulary import hf_trainer_facts as facts
 from accumlint.source.vocabulary.base import Entry, Handler, receiver_of
 from accumlint.source.vocabulary.engines import division
 from accumlint.source.vocabulary.hf_trainer_models import own_means
+from accumlint.source.vocabulary.hf_trainer_window import (
+    KEY,
+    Training,
+    by_count,
+    collect,
+    counts_nothing,
+    gathered,
+    own_batches,
+    own_count,
+    training_of,
+)
 from accumlint.source.vocabulary.played import name_helper
 from accumlint.source.vocabulary.torch_training import emit_backward
 from accumlint.trace import Actor, Kind, Role, Wrapper
@@ -64,29 +74,13 @@ SIEVE = (
     (b"def training_step", b"num_items_in_batch"),
     (b"compute_loss_func", b"Trainer"),
     (b"gradient_accumulation_steps=", b"def forward("),
+    (b"def get_batch_samples", b"num_batches"),
 )
 
 K_TEXT = "gradient_accumulation_steps"
-KEY = "transformers"
 TRUSTED = "trusted"  # the framework takes the loss as normalised over the window, and divides it by nothing
 INSIDE = "inside"  # an event of the Trainer's own loop, which is placed at the override that it calls
 COUNTS = (Quantity.GLOBAL_UNITS, Quantity.WINDOW_UNITS)
-
-
-@dataclass
-class Training:
-    """One rehearsal of a Trainer's loop."""
-
-    function: FunctionNode  # where the events of the Trainer itself are put
-    model: Thing
-    engine: Thing
-    k: Known
-    normalised: bool | None  # whether the Trainer takes the loss as normalised; None: it depends on what is not seen
-    divides_in_backward: bool  # the Accelerator's own K is the Trainer's
-    averages_tokens: bool
-    since: str  # the releases that do so
-    optimizer: Thing
-    count: Value = NONE
 
 
 def entries(index: Index) -> Iterator[Entry]:
@@ -118,6 +112,11 @@ def _drive_class(machine: Machine, function: Function, *, cls: facts.TrainerClas
         return
     machine.world.settle()
     training = _begin(machine, cls.first, _takes_as_normalised(machine, cls))
+    if cls.collects is not None and training.normalised and (uncounted := counts_nothing(cls.collects)) is not None:
+        training.function = uncounted
+        if newest >= (4, 57) and not facts.is_given_a_loss(cls):
+            training.normalised = False
+            machine.recorder.fact("may-count", uncounted)
     _equip(machine, trainer, training, cls)
 
     def step(batch: Value) -> None:
@@ -128,7 +127,7 @@ def _drive_class(machine: Machine, function: Function, *, cls: facts.TrainerClas
         else:
             _training_step(machine, training, trainer, batch)
 
-    _windows(machine, training, step, counted=counted)
+    _windows(machine, training, step, trainer, counted=counted)
 
 
 def _drive_loss(machine: Machine, function: Function, *, node: FunctionNode) -> None:
@@ -251,19 +250,19 @@ def _divides_by_count(machine: Machine, cls: facts.TrainerClass) -> bool:
     return own is None or facts.uses_count(own)
 
 
-def _windows(machine: Machine, training: Training, step: object, *, counted: bool) -> None:
+def _windows(machine: Machine, training: Training, step: object, trainer: Instance | None = None, *, counted: bool) -> None:
     """Two whole windows of the Trainer's loop."""
     assert callable(step)
     machine.optimizers.append(training.optimizer)
     size = machine.world.k
     for at in range(2 * size):
         if at % size == 0 and counted:
-            training.count = _count(machine, training)
+            collect(machine, training, trainer)
         machine.recorder.turns.append(OpenTurn(training.function.lineno, at, 0, endless=True, micro=True))
         last = at % size == size - 1
         training.model.sync = TRUE if last else FALSE
         try:
-            step(machine.datum(training.function, "inputs"))
+            step(training.batches[at % size] if training.batches[at % size :] else machine.datum(training.function, "inputs"))
             if last:
                 _update(machine, training, training.optimizer.actor)
         finally:
@@ -283,17 +282,7 @@ def _update(machine: Machine, training: Training, optimizer: Actor) -> None:
         )
 
 
-def _count(machine: Machine, training: Training) -> Opaque:
-    """`num_items_in_batch`: the labels of the window, over all ranks or of this one."""
-    quantity = Quantity.GLOBAL_UNITS if training.averages_tokens else Quantity.WINDOW_UNITS
-    made = machine.opaque(
-        (KEY, "count"), facts.COUNT, quantity=quantity, reduced=True, name=facts.COUNT, causes=frozenset({TOLD_THE_COUNT})
-    )
-    made.weight = Weight((Factor(quantity, 1, None, facts.COUNT, None, root=facts.COUNT, guarded=True),))
-    return made
-
-
-def _node(machine: Machine, function: FunctionNode, text: str) -> ast.Call:
+def _node(machine: Machine, function: FunctionNode | ast.Return, text: str) -> ast.Call:
     """A call that stands in the Trainer, placed at the override that it runs."""
 
     def make(node: ast.AST) -> ast.Call:
@@ -358,7 +347,10 @@ def _own_loss(machine: Machine, training: Training, node: ast.Call, given: list[
     place, text = machine.recorder.place(node), machine.recorder.text(node)
     made = machine.opaque((KEY, "loss", node.lineno, machine.steps), text, outputs, reduced=True, attached=machine.no_grad == 0)
     handed = count is not None and not isinstance(count, Known) and training.normalised is not False
-    if handed:
+    if handed and isinstance(count, Opaque) and TOLD_THE_COUNT not in count.causes:
+        made.weight = by_count(machine, training, count, node)
+        made = _times_ranks(machine, training, made)
+    elif handed:
         quantity = Quantity.GLOBAL_UNITS if training.averages_tokens else Quantity.WINDOW_UNITS
         made.weight = Weight((Factor(quantity, -1, None, facts.COUNT, place, implicit=True, root=facts.COUNT),))
         made = _times_ranks(machine, training, made)
@@ -379,7 +371,7 @@ def _times_ranks(machine: Machine, training: Training, loss: Value) -> Opaque:
 
 def compute_loss(state: Machine, call: Call) -> Value | None:
     """`super().compute_loss(…)`, and `self.compute_loss(…)` of a trainer that does not override it."""
-    training = _training(state, call)
+    training = training_of(state, call)
     if training is None:
         return None
     given = [
@@ -415,7 +407,7 @@ def _computes_it_otherwise(state: Machine) -> bool:
 
 def training_step(state: Machine, call: Call) -> Value | None:
     """`super().training_step(model, inputs, num_items_in_batch)`."""
-    training, trainer = _training(state, call), _trainer(state)
+    training, trainer = training_of(state, call), _trainer(state)
     if training is None or trainer is None or len(call.args) < 2:
         return None
     kept = training.count
@@ -439,7 +431,7 @@ def backward(state: Machine, call: Call) -> Value | None:
 
 def label_smoother(state: Machine, call: Call) -> Value | None:
     """`self.label_smoother(outputs, labels)`: a mean, or a sum over the count that it is given."""
-    training = _training(state, call)
+    training = training_of(state, call)
     if training is None or not call.args:
         return None
     count = call.argument(3, facts.COUNT)
@@ -452,14 +444,6 @@ def label_smoother(state: Machine, call: Call) -> Value | None:
     return made
 
 
-def _training(state: Machine, call: Call) -> Training | None:
-    """The training that is being rehearsed, where a method of the trainer's own is called."""
-    training = state.memory.get(KEY)
-    owner = state.force(receiver_of(call) or NONE)
-    own = isinstance(owner, Instance) or (isinstance(owner, Opaque) and owner.name == "super")
-    return training if isinstance(training, Training) and own else None
-
-
 def unwrap(state: Machine, call: Call) -> Value | None:
     """`accelerator.unwrap_model(model)`."""
     if KEY not in state.memory or not call.args:
@@ -469,11 +453,11 @@ def unwrap(state: Machine, call: Call) -> Value | None:
 
 
 def same_inputs(state: Machine, call: Call) -> Value | None:
-    return state.force(call.args[0]) if call.args and _training(state, call) is not None else None
+    return state.force(call.args[0]) if call.args and training_of(state, call) is not None else None
 
 
 def plain_context(state: Machine, call: Call) -> Value | None:
-    return Context("other") if _training(state, call) is not None else None
+    return Context("other") if training_of(state, call) is not None else None
 
 
 METHODS: dict[str, Handler] = {
@@ -484,4 +468,7 @@ METHODS: dict[str, Handler] = {
     "unwrap_model": unwrap,
     "_prepare_inputs": same_inputs,
     "compute_loss_context_manager": plain_context,
+    "get_batch_samples": own_batches,
+    "_get_num_items_in_batch": own_count,
+    "gather": gathered,
 }

@@ -13,6 +13,7 @@ from accumlint.source.reading.nodes import every, walk
 
 COUNT = "num_items_in_batch"
 OVERRIDES = ("training_step", "compute_loss")
+COLLECTS = "get_batch_samples"
 OWNERS = frozenset({"transformers", "trl", "unsloth"})
 PLAIN = frozenset({"Trainer", "Seq2SeqTrainer", "_BaseTrainer"})  # whose division depends on the model
 LANGUAGE = frozenset({"SFTTrainer", "GKDTrainer", "UnslothTrainer"})  # the same, and they train language models on labels
@@ -36,11 +37,13 @@ class TrainerClass:
     base: str  # "plain", "language" or "unknown"
     overrides: dict[str, FunctionNode] = field(default_factory=dict)
     family: tuple[ast.ClassDef, ...] = ()  # the class and its bases in the file
+    collects: FunctionNode | None = None  # fetches the batches of a window, and counts their targets
 
     @property
     def first(self) -> FunctionNode:
         """The outermost override, of the file itself if it has one: where a finding that belongs to no line of it is put."""
         found = [self.overrides[name] for name in OVERRIDES if name in self.overrides]
+        found += [self.collects] if self.collects is not None else []
         return next((each for each in found if each.lineno < FILE_LINES), found[0])
 
 
@@ -61,16 +64,22 @@ def _find_classes(index: Index) -> Iterator[TrainerClass]:
         return
     for node in index.classes.values():
         family = tuple(_family(index, node))
+        members = [member for each in family for member in index.class_methods(each)]
         overrides: dict[str, FunctionNode] = {}
-        for each in family:
-            for member in index.class_methods(each):
-                if member.name in OVERRIDES:
-                    overrides.setdefault(member.name, member)
-        if not overrides:
+        for member in members:
+            if member.name in OVERRIDES:
+                overrides.setdefault(member.name, member)
+        collects = next((member for member in members if member.name == COLLECTS and is_told_how_many(member)), None)
+        if not overrides and collects is None:
             continue
         base = _base(family, imported, index) or _mixin(node, overrides)
         if base or any(takes_count(each, by_name=True) for each in overrides.values()):
-            yield TrainerClass(node, base or "unknown", overrides, family)
+            yield TrainerClass(node, base or "unknown", overrides, family, collects)
+
+
+def is_told_how_many(function: FunctionNode | ast.Lambda) -> bool:
+    """Whether a `get_batch_samples` is the one that the Trainer calls: others of that name sample from a model."""
+    return any(argument.arg == "num_batches" for argument in function.args.args)
 
 
 def _has_own_loop(index: Index) -> bool:

@@ -277,3 +277,47 @@ def test_what_is_given_as_a_loss_function(tmp_path: Path, given: str) -> None:
     assert found(tmp_path, "pass", head=HEAD + mean, run=run) == ([] if given == "make" else ["ACC209"])  # it takes no count: it raises
     total = LOSS_OF_OUTPUTS.format(reduction=', reduction="sum"', scale=" / num_items_in_batch")
     assert found(tmp_path, "pass", head=HEAD + total, run=run) == []
+
+
+COLLECTS = """
+def get_batch_samples(self, epoch_iterator, num_batches, *device):
+    samples = [next(epoch_iterator) for _ in range(num_batches)]
+    return samples, {count}
+"""
+OF_RANK = 'sum((sample["labels"][..., 1:] != -100).sum() for sample in samples)'
+OF_ALL = f"self.accelerator.gather({OF_RANK}).sum()"
+
+
+@pytest.mark.parametrize(
+    ("count", "pinned", "codes"),
+    [
+        ("None", "", ["ACC201"]),
+        ("None", "==4.57.1", ["ACC201"]),
+        ("None", "==4.49.0", ["ACC209"]),
+        ("None", "==4.46.2", ["ACC209"]),
+        ("None", "==4.45.2", []),
+        (OF_RANK, "", ["ACC204"]),
+        (OF_RANK, "==4.57.1", ["ACC204"]),
+        (OF_RANK, "==4.49.0", []),
+        (OF_ALL, "", []),
+        (OF_ALL, "==4.57.1", []),
+        ('sum(sample["attention_mask"].sum() for sample in samples)', "", ["ACC207"]),
+        ("self._get_num_items_in_batch(samples, *device)", "", []),
+        ("self.count(samples)", "", []),
+    ],
+)
+def test_batches_and_their_count_collected_by_a_subclass(tmp_path: Path, count: str, pinned: str, codes: list[str]) -> None:
+    assert found(tmp_path, COLLECTS.format(count=count), body=VARYING, pinned=pinned) == codes
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "def get_batch_samples(self, *args, **kwargs):\n    return Trainer.get_batch_samples(self, *args, **kwargs)\n",
+        "def get_batch_samples(self, model, batch):\n    return model.generate(batch), None\n",
+        "def get_batch_samples(self, epoch_iterator, num_batches, device):\n"
+        "    samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)\n    return samples, count\n",
+    ],
+)
+def test_what_only_has_the_name_or_asks_the_trainer_collects_nothing_of_its_own(tmp_path: Path, method: str) -> None:
+    assert found(tmp_path, method, body=VARYING) == []
