@@ -192,8 +192,19 @@ def _skips(index: Index) -> Iterator[ast.expr]:
         if isinstance(node, ast.Call) and terminal(node.func) == "skip_first_batches":
             yield from (keyword.value for keyword in node.keywords if keyword.arg == "num_batches")
             yield from node.args[1:2]
+        elif isinstance(node, ast.Call) and terminal(node.func) == "islice" and len(node.args) >= 3:
+            yield node.args[1]
+        elif isinstance(node, (ast.For, ast.AsyncFor)) and _only_draws(node):
+            yield from node.iter.args[:1] if isinstance(node.iter, ast.Call) else ()
         elif isinstance(node, (ast.For, ast.AsyncFor)) and isinstance(node.target, ast.Tuple) and _is_enumerated(node.iter):
             yield from _bounds(node, terminal(node.target.elts[0]))
+
+
+def _only_draws(loop: ast.For | ast.AsyncFor) -> bool:
+    """`for _ in range(n): next(batches)`."""
+    ranged = isinstance(loop.iter, ast.Call) and terminal(loop.iter.func) == "range" and len(loop.iter.args) == 1
+    drawn = loop.body[0].value if len(loop.body) == 1 and isinstance(loop.body[0], ast.Expr) else None
+    return ranged and isinstance(drawn, ast.Call) and terminal(drawn.func) in {"next", "__next__"}
 
 
 def _is_enumerated(node: ast.expr) -> bool:

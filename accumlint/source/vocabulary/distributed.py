@@ -93,6 +93,15 @@ def _tests_of_property(state: Machine) -> set[str] | None:
     return {state.recorder.text(part.test) for part in walk(function.node) if isinstance(part, (ast.If, ast.IfExp))}
 
 
+def set_static_graph(state: Machine, call: Call) -> Value | None:
+    """`ddp._set_static_graph()`, which older scripts call for `static_graph=True`."""
+    owner = state.force(receiver_of(call) or NONE)
+    if not isinstance(owner, Thing) or owner.actor.wrapper is not Wrapper.DDP:
+        return None
+    owner.actor = replace(owner.actor, options=owner.actor.options | {"static_graph"})
+    return NONE
+
+
 def wrap(state: Machine, call: Call, kind: Wrapper) -> Value | None:
     inner = state.force(call.args[0] if call.args else call.keywords.get("module", NONE))
     raw = raw_module(inner)
@@ -381,6 +390,7 @@ METHODS: dict[str, Handler] = {
     "set_reduce_scatter_divide_factor": divide_factor,
     "no_sync": no_sync,
     "set_requires_gradient_sync": sync_flag,
+    "_set_static_graph": set_static_graph,
     "all_reduce": all_reduce,
     "log_every": same_iterable,
     "tqdm": same_iterable,
