@@ -85,11 +85,12 @@ def switch_before(trace: Trace, model: Actor, reader: Event) -> Event | None:
 
 
 def second_entries(trace: Trace) -> Iterator[Event]:
-    """Every further `accumulate` entry of a micro-batch: each entry moves the engine's counter."""
-    first: dict[int, Event] = {}
+    """Every further `accumulate` entry of a micro-batch: each entry moves the counter of its engine."""
+    first: dict[tuple[int, str], Event] = {}
     for event in trace.of(Kind.SYNC_OFF, Kind.SYNC_ON):
         if "accumulate" in event.options:
-            before = first.setdefault(event.micro_batch, event)
+            engine = event.text.partition(".accumulate(")[0] if ".accumulate(" in event.text else ""
+            before = first.setdefault((event.micro_batch, engine), event)
             elsewhere = (before.place.line, before.place.column) != (event.place.line, event.place.column)
             if event is not before and (elsewhere or trace.measured) and before.turns == event.turns:
                 yield event

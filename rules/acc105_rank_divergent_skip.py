@@ -36,7 +36,7 @@ The value was all-reduced or broadcast before; the other branch runs the backwar
 skipped, on a gradient norm or an overflow, which are the same on all ranks once the gradients are reduced; each rank takes its
 share of the batches by their numbers (`i % world_size == rank`); the skip can fall only on micro-batches that are not
 synchronised, in a run of one process that makes no wrapper, or only on backwards of a model that no wrapper synchronises, whose
-gradients are reduced by hand before the step.
+gradients are reduced by hand before the step; one rank updates something of its own (a multiplier) and broadcasts it right after.
 
 ## References
 - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
@@ -93,6 +93,8 @@ def _diverges(trace: Trace, skip: Event) -> bool:
     if skip.options & AGREED or skip.leaves == "raise":
         return False
     if not skip.skipped & WORDS.keys():
+        return False
+    if "told-to-all" in skip.options and skip.guard is not None and skip.guard.cause == "rank" and Kind.FORWARD not in skip.skipped:
         return False
     if not skip.skipped & {Kind.FORWARD, Kind.BACKWARD} and skip.guard is not None and _on_gradients(skip.guard.text):
         return False

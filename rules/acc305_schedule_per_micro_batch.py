@@ -84,7 +84,8 @@ def _by_place(trace: Trace) -> dict[Place, list[Event]]:
     for event in in_the_loop(trace, Kind.SCHEDULE):
         if not MEANT & event.options:
             found.setdefault(event.place, []).append(event)
-    return found
+    late = {event.place for event in trace.of(Kind.SCHEDULE) if "horizon-in-micro-batches" in event.options}
+    return {place: calls for place, calls in found.items() if place not in late}  # its unit is seen where its counter ends
 
 
 def _confidence(call: Event) -> Confidence:

@@ -70,7 +70,7 @@ def _loses_step(window: Window, skip: Event) -> bool:
     """Whether the skip comes after the window's last backward and leaves out its step and a zero, but goes on."""
     if window.step is None or skip.index > window.step.index or any(one.index > skip.index for one in window.backwards):
         return False
-    if skip.guard is not None and skip.guard.cause in CHOSEN:
+    if (skip.guard is not None and skip.guard.cause in CHOSEN) or "presence" in skip.options:
         return False
     return skip.leaves in GOES_ON and {Kind.STEP, Kind.ZERO} <= skip.skipped
 

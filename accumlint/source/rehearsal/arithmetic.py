@@ -24,6 +24,7 @@ from accumlint.source.rehearsal.counts import (
     spanned,
     sum_of_counts,
 )
+from accumlint.source.rehearsal.lengths import note_length
 from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Phi, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
@@ -77,6 +78,13 @@ OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 def combine(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
     """The value of `left op right`."""
+    made = _combined(state, op, left, right, node)
+    if made.__class__ is Opaque:
+        note_length(state, made, left, right)
+    return made
+
+
+def _combined(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
     if left.__class__ is Phi:
         left = state.force(left)
     if right.__class__ is Phi:

@@ -10,6 +10,7 @@ from typing import Any
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import every, walk
 from accumlint.source.rehearsal.counts import GROWN, selects
+from accumlint.source.rehearsal.lengths import note_bound
 from accumlint.source.rehearsal.names import RANK_NAME
 from accumlint.source.rehearsal.state import State
 from accumlint.source.rehearsal.unclear import hang_on_calls
@@ -147,6 +148,8 @@ class Comparisons(State):
         if isinstance(op, (ast.In, ast.NotIn)):
             return self._membership(op, left, right, node)
         counter = isinstance(left, Known) and isinstance(left.value, int)
+        if isinstance(left, Known) and counter and isinstance(op, (ast.Eq, ast.GtE, ast.Gt)):
+            note_bound(self, left, right)
         if isinstance(right, Opaque) and counter:
             right = self.number(right, role="bound") or right
         elif isinstance(left, Opaque) and isinstance(right, Known) and (right.roots or self._is_accumulation(left)):

@@ -194,7 +194,7 @@ class Conditions(State):
             periods = [self.world.number(root) for root in test.gates if root.key in self.world.knowledge.accumulations]
             holds = (self.recorder.turns[-1].index + 1) % (periods[0] or self.world.k) == 0
         elif self._answered(test):
-            holds = self.truth(test)
+            holds = self.truth(test, flips=bool(kinds or other), weight=len(kinds | other))
         elif leaves or other_leaves:
             prefers = not leaves if leaves != other_leaves else len(kinds) >= len(other)
             if kinds and not other and not leaves & {"raise"} and not (leaves & {"continue", "break"}):
@@ -281,6 +281,10 @@ class Conditions(State):
             options.add("zeroes")
         if self.index.once("counted", node, lambda _: advances(self.index, lost) and not advances(self.index, body)):
             options.add("counted")
+        if self.index.once("presence", node, lambda _: is_presence(node.test, body, lost)):
+            options.add("presence")
+        if self.index.once("told to all", node, lambda _: tells_all(self.index.following(node))):
+            options.add("told-to-all")
         if self.index.once("zero loss", node, lambda _: multiplies_by_zero(body)):
             options.add("zero-loss")
         guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
@@ -422,6 +426,24 @@ def _deals_out(test: ast.expr) -> bool:
                 if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod) and RANK_NAME.search(terminal(other)):
                     return True
     return False
+
+
+def is_presence(test: ast.expr, *bodies: Sequence[ast.stmt]) -> bool:
+    """Whether it is asked no more than whether there is the optimizer that a branch steps: `if optimizer: optimizer.step()`."""
+    asked = test.left if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.IsNot)) else test
+    if not isinstance(asked, (ast.Name, ast.Attribute)):
+        return False
+    calls = (part.func for body in bodies for statement in body for part in walk(statement) if isinstance(part, ast.Call))
+    return any(
+        isinstance(function, ast.Attribute) and function.attr == "step" and ast.dump(function.value) == ast.dump(asked)
+        for function in calls
+    )
+
+
+def tells_all(after: Sequence[ast.stmt]) -> bool:
+    """Whether what one rank has computed is given to all ranks in the next statement: `dist.broadcast(value, src=0)`."""
+    first = after[0] if after else None
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Call) and terminal(first.value.func).startswith("broadcast")
 
 
 def multiplies_by_zero(body: Sequence[ast.stmt]) -> bool:

@@ -15,6 +15,7 @@ fetches = found_in(
 )
 makes = found_in(re.compile(r"loader|dataset|iterator|sampler|^(create|build|make|init|setup)(_|$)|size|shape|count|num_", re.IGNORECASE))
 gives_batches = found_in(re.compile(r"data_?loader|dataset$|sampler$|iterator$", re.IGNORECASE))
+gives_settings = found_in(re.compile(r"^(omegaconf|hydra|yaml|ruamel|toml\w*|ml_collections|yacs|configparser|dotenv)(\.|$)"))
 agrees = found_in(re.compile(r"reduce|gather|broadcast|sync|agree|consensus", re.IGNORECASE))
 names_count = found_in(
     re.compile(

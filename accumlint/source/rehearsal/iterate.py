@@ -39,6 +39,7 @@ SETTINGS = re.compile(
     r"^(\w+_)?(args?|opts?|options|config|cfg|conf|hparams|settings)[.\[]|(^|_)(num_\w+|config|cfg|args)\.(items|values|keys)\(\)$",
     re.IGNORECASE,
 )
+OPTIMIZERS = re.compile(r"(optim(izer)?s?|schedulers?)(\.(items|values)\(\))?$", re.IGNORECASE)  # what is stepped is no data
 
 
 class Iteration(State):
@@ -99,6 +100,8 @@ class Iteration(State):
         count = self.world.number(root) or self.world.batches
         actor = actor_of(value)
         if actor is not None and actor.role in {Role.PARAMETERS, Role.MODEL, Role.OPTIMIZER}:
+            return Plan(1, lambda at: self.element(value, node))
+        if isinstance(value, Opaque) and not value.born and OPTIMIZERS.search(text):
             return Plan(1, lambda at: self.element(value, node))
         if isinstance(value, Opaque) and value.forwards:  # the heads of an output, the parts of a loss: their number is no K
             return Plan(HEADS, lambda at: self.item(value, Known(at), node), open=True)

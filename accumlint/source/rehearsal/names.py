@@ -17,6 +17,7 @@ BUILTINS = frozenset(
 
 COUNTER_NAMES = frozenset(
     """
-    i it idx iter iteration step batch_idx batch_i n_iter iter_num global_step i_batch batch_index iters ni step_idx
+    i it idx iter iteration step batch_idx batch_i n_iter iter_num global_step i_batch batch_index iters ni step_idx current_iter
+    cur_iter current_iteration current_step cur_step
     """.split()
 )

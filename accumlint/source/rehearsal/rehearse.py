@@ -170,8 +170,7 @@ class Rehearsal:
         default = list(self._traces_of(first, ()))
         yield from default
         gates = questions(first)
-        answers_given = first.world.answers.values()
-        open_answers = (one for one in answers_given if one.flips and not one.is_incidental and one.text not in gates)
+        open_answers = (one for one in first.world.answers.values() if one.flips and not one.is_incidental and one.text not in gates)
         flips = sorted(open_answers, key=lambda answer: -answer.weight)
         if not default:
             flips = flips[: 0 if self.drive is not None else WORLDS_WITHOUT_BACKWARD]
@@ -189,8 +188,9 @@ class Rehearsal:
             other = self._run(first.world.flipped(*answers))
             if other is not None:
                 spent += other.steps
-                yield from self._traces_of(other, tuple((answer.text, "false" if answer.holds else "true") for answer in answers))
-                if self.drive is not None and default:
+                shown = list(self._traces_of(other, tuple((one.text, "false" if one.holds else "true") for one in answers)))
+                yield from shown
+                if shown and not default if self.drive is None else default:  # without: this is the first world that trains
                     left.learn(answers, other)
                 other.let_go()
 

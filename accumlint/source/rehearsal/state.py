@@ -160,6 +160,7 @@ class State:
         index recorder relevance world globals program modules frame kept_frames holders steps running journal supposed sides
         forward no_grad contexts limits asked last_branch last_test entered covered managing model_calls consumers yield_roots
         counted_in loss_calls pieces keys names_of_data identities batch_counts sizes sync_asked asked_at moved lent _data prepares
+        numbers_in bounds
         """.split()
     )  # found sooner than in a dict of this size
 
@@ -204,6 +205,8 @@ class State:
         self.moved: set[Key] = set()  # objects nobody knows, one of whose methods was called in a loop for what it does
         self.lent: set[Key] = set()  # what unknown calls made of a model
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
+        self.bounds: dict[Key, tuple[int, int, int]] = {}  # of settings that end a counter: it, the micro-batches and the events by then
+        self.numbers_in: dict[Key, frozenset[Root]] = {}  # by a number nobody knows, the lengths and settings it was computed from
 
     def let_go(self) -> None:
         """Gives up all values at once: what they hold of each other the collector would have to go through."""

@@ -7,7 +7,7 @@ import re
 
 from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.rehearsal.access import moves
-from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, is_verb, makes, speaks_of_loss
+from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, gives_settings, is_verb, makes, speaks_of_loss
 from accumlint.source.rehearsal.state import Call, State
 from accumlint.source.rehearsal.unclear import may_agree, may_be_entered, may_divide, moves_on
 from accumlint.source.rehearsal.values import Class, Function, Instance, Opaque, Thing, Value, actor_of, born_of, forwards_of
@@ -94,8 +94,8 @@ class Unfollowed(State):
         may_divide(self, call)
         if may_be_entered(self, call) and (self._holds_model(call.receiver) or any(map(self._holds_model, call.values))):
             self.lent.add(made.key)
-        if gives_batches(call.name) and not made.forwards:
-            made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch
+        if (gives_batches(call.name) and not made.forwards) or gives_settings(call.path):
+            made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch, nor are settings
             return
         if (
             made.born

@@ -20,6 +20,7 @@ MOST_WORLDS = 10
 MOST_STEPS = 40_000
 MOST_STEPS_IN_ALL = 80_000
 MOST_EVENTS = 4_000
+SHORTEST = 2  # windows
 SETTLED = -1  # weight of an answer that was given before the loop began
 
 
@@ -181,7 +182,9 @@ class World:
 
     @property
     def batches(self) -> int:
-        return 2 * max(self.k, self.knowledge.literal) + 1
+        """Of an epoch: full windows and a tail. With windows of two it makes four updates, with which no period falls in step."""
+        longest = max(self.k, self.knowledge.literal)
+        return 2 * longest + 1 if longest > SHORTEST else 3 * longest + 1
 
     @property
     def period(self) -> int:
@@ -202,7 +205,7 @@ class World:
         """The answer to a condition: the one given before, the one this world is about, or the preferred one."""
         given = self.answers.get(key)
         if given is not None:
-            if flips and given.flips and given.weight == SETTLED:  # something hangs on it in the loop as well
+            if flips and given.flips and weight > given.weight:  # more hangs on it here than where it was asked first
                 self.answers[key] = replace(given, weight=weight)
             return given.holds
         if self._is_excluded(key):

@@ -216,7 +216,7 @@ def all_reduce(state: Machine, call: Call) -> Value | None:
     state.recorder.fact("distributed", call.node)
     group = group_of(state, call.argument(2, "group"))
     if isinstance(value, Opaque):
-        for one in (value, *value.attributes.values()):
+        for one in (value, *value.attributes.values(), *_behind(state, call.node)):
             if isinstance(one, Opaque):
                 one.agreed = True  # and so do its elements: `counts[2]`
         if value.quantity is Quantity.WINDOW_UNITS or (value.quantity is Quantity.UNITS and not state.recorder.turns):
@@ -240,6 +240,12 @@ def all_reduce(state: Machine, call: Call) -> Value | None:
             if "AVG" in ast.dump(call.node):
                 value.weight = value.weight.times(Factor(Quantity.WORLD, -1, None, "ReduceOp.AVG", state.recorder.place(call.node)))
     return value if isinstance(value, Opaque) else NONE
+
+
+def _behind(state: Machine, node: ast.Call) -> list[Value]:
+    """The tensor whose storage is handed over: `total.data`."""
+    given = node.args[0] if node.args else None
+    return [state.force(state.eval(given.value))] if isinstance(given, ast.Attribute) and given.attr == "data" else []
 
 
 def gathered(state: Machine, call: Call) -> Value | None:

@@ -12,6 +12,7 @@ from accumlint.source.reading.facts import LOSS_WORDS, terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.units import Units
 from accumlint.source.reading.words import found_in
+from accumlint.source.rehearsal.lengths import in_micro_batches as counts_micro_batches
 from accumlint.source.rehearsal.unclear import is_accumulation, is_told
 from accumlint.source.rehearsal.values import (
     FALSE,
@@ -21,6 +22,7 @@ from accumlint.source.rehearsal.values import (
     Function,
     Instance,
     Items,
+    Key,
     Known,
     Mapping,
     Opaque,
@@ -115,6 +117,7 @@ def scheduler(state: Machine, call: Call) -> Value | None:
         roots |= _roots_in(state, value)
     in_updates = any(root.key in state.world.knowledge.accumulations for root in roots)
     in_micro_batches = (any(root.kind == "length" for root in roots) and not in_updates) or any(map(_is_product_with_k, call.values))
+    in_micro_batches |= not in_updates and any(counts_micro_batches(state, state.force(value)) for value in call.values)
     origin = _in_more_than_updates(state, call)
     in_micro_batches |= origin is not None
     options = {name for name, holds in (("horizon-in-updates", in_updates), ("horizon-in-micro-batches", in_micro_batches)) if holds}
@@ -123,8 +126,17 @@ def scheduler(state: Machine, call: Call) -> Value | None:
     actor = Actor(fresh_uid(), call.name, Role.SCHEDULER, known=True, options=frozenset(options))
     if origin is not None:
         state.recorder.fact(f"horizon-in-micro-batches:{actor.uid}", origin)
-    state.memory["horizon", actor.uid] = frozenset().union(*(setting_keys(state.force(value)) for value in call.values))
+    state.memory["horizon", actor.uid] = frozenset().union(*(_keys_in(state, value) for value in call.values))
     return Thing(actor, inner=state.force(call.args[0]) if call.args else None)
+
+
+def _keys_in(state: Machine, value: Value) -> frozenset[Key]:
+    """What a number is known by, or those that a function of the schedule's reads from around it."""
+    value = state.force(value)
+    if not isinstance(value, Function) or getattr(value.closure, "parent", None) is None:
+        return setting_keys(value)
+    read = [state.force(one) for one in list(getattr(value.closure, "names", {}).values())]
+    return frozenset().union(*(setting_keys(one) for one in read if isinstance(one, (Known, Opaque))))
 
 
 def _is_product_with_k(value: Value) -> bool:
