@@ -24,7 +24,7 @@ from accumlint.source.rehearsal.counts import (
     spanned,
     sum_of_counts,
 )
-from accumlint.source.rehearsal.lengths import note_length
+from accumlint.source.rehearsal.lengths import note_numbers
 from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Phi, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
@@ -78,10 +78,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 def combine(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
     """The value of `left op right`."""
-    made = _combined(state, op, left, right, node)
-    if made.__class__ is Opaque:
-        note_length(state, made, left, right)
-    return made
+    return note_numbers(state, _combined(state, op, left, right, node), left, right)
 
 
 def _combined(state: State, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:

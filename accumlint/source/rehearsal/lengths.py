@@ -17,11 +17,13 @@ OF_UPDATES = re.compile(
 MOST_PARTS = 60  # of what a number was computed from
 
 
-def note_length(state: State, made: Opaque, *operands: Value) -> None:
-    """Keeps in mind which lengths and settings the operands are that have a number here."""
-    for one in operands:
-        if isinstance(one, Known) and one.roots:
-            state.numbers_in[made.key] = one.roots
+def note_numbers(state: State, made: Value, *operands: Value) -> Value:
+    """Keeps in mind which lengths and settings the operands are that have a number here; gives the value back."""
+    if made.__class__ is Opaque:
+        for one in operands:
+            if isinstance(one, Known) and one.roots:
+                state.numbers_in[made.key] = one.roots
+    return made
 
 
 def in_micro_batches(state: State, value: Value) -> bool:
