@@ -40,20 +40,20 @@ def save(state: Machine, call: Call) -> Value | None:
     if isinstance(owner, Instance) and owner.cls.find(call.name) is not None:
         return None
     whole = call.name in WHOLE_STATE or (call.name == "save_checkpoint" and role_of(state, owner) is Role.MODEL)
-    kept = whole or any(_holds_optimizer(state, value) for value in call.values)
+    kept = whole or any(holds_optimizer(state, value) for value in call.values)
     state.recorder.emit(Kind.SAVE, state.saving or call.node, options=frozenset({OPTIMIZER_STATE}) if kept else frozenset())
     return NONE
 
 
-def _holds_optimizer(state: Machine, value: Value, depth: int = 0) -> bool:
+def holds_optimizer(state: Machine, value: Value, depth: int = 0) -> bool:
     """Whether an optimizer, or its state, is in a value."""
     value = state.force(value)
     if depth > DEEPEST:
         return False
     if isinstance(value, Items):
-        return any(_holds_optimizer(state, item, depth + 1) for item in value.items)
+        return any(holds_optimizer(state, item, depth + 1) for item in value.items)
     if isinstance(value, Mapping):
-        return any(_holds_optimizer(state, item, depth + 1) for item in list(value.items.values()))
+        return any(holds_optimizer(state, item, depth + 1) for item in list(value.items.values()))
     if isinstance(value, Opaque) and value.name == "state_dict":
         return role_of(state, value.owner) is Role.OPTIMIZER
     return role_of(state, value) is Role.OPTIMIZER

@@ -18,6 +18,7 @@ from accumlint.source.rehearsal.values import NONE, Context, Function, Items, Ma
 from accumlint.source.vocabulary import distributed, torch_objects
 from accumlint.source.vocabulary.base import Entry, Handler, receiver_of
 from accumlint.source.vocabulary.ignite_engine import EVENTS, Engine, Registration, adds, filtered, play
+from accumlint.source.vocabulary.ignite_handlers import attached, average, checkpoint
 from accumlint.source.vocabulary.ignite_supervised import Supervised
 from accumlint.source.vocabulary.played import kinds_of, parameters_of
 from accumlint.trace import Kind, Role, Wrapper
@@ -153,6 +154,16 @@ def add_handler(state: Machine, call: Call) -> Value | None:
     return NONE
 
 
+def attach(state: Machine, call: Call) -> Value | None:
+    """`EMAHandler(model).attach(engine, event=…)`."""
+    found = attached(state, call)
+    known = known_engine(state, found[0]) if found is not None else None
+    if found is None or known is None:
+        return None
+    adds(state, known, Registration(found[1], found[2], [], {}, call.node))
+    return NONE
+
+
 def on(state: Machine, decorator: ast.expr, function: Function) -> Value | None:
     """`@engine.on(event)` above a function."""
     if not (isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Attribute) and decorator.args):
@@ -230,6 +241,10 @@ TRACKED = (
     "auto_dataloader",
     "Parallel",
     "LRScheduler",
+    "Checkpoint",
+    "ModelCheckpoint",
+    "EMAHandler",
+    "attach",
 )
 FUNCTIONS: dict[str, Handler] = {
     **dict.fromkeys(ENGINES, engine),
@@ -242,7 +257,10 @@ FUNCTIONS: dict[str, Handler] = {
     "auto_dataloader": auto_loader,
     "LRScheduler": schedule_wrapper,
     "create_lr_scheduler_with_warmup": schedule_wrapper,
+    "Checkpoint": checkpoint,
+    "ModelCheckpoint": checkpoint,
+    "EMAHandler": average,
     **dict.fromkeys(EVENTS, filtered),
 }
-METHODS: dict[str, Handler] = {"run": run, "add_event_handler": add_handler, **dict.fromkeys(EVENTS, filtered)}
+METHODS: dict[str, Handler] = {"run": run, "add_event_handler": add_handler, "attach": attach, **dict.fromkeys(EVENTS, filtered)}
 DECORATORS = {"on": on}

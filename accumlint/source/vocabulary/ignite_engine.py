@@ -10,6 +10,7 @@ from accumlint.source.rehearsal.iterate import MOST_TURNS
 from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.values import NONE, Function, Known, Method, Opaque, Root, Thing, Value, actor_of, key_of
 from accumlint.source.rehearsal.worlds import OUTER_TURNS
+from accumlint.source.vocabulary.ignite_handlers import aligned, handler_of
 from accumlint.source.vocabulary.ignite_supervised import Supervised
 from accumlint.source.vocabulary.played import entered, guarded, kinds_of, parameters_of, period, turn
 from accumlint.trace import Kind, Role
@@ -197,7 +198,7 @@ class _Run:
         root = value.root if isinstance(value, Known) else Root(value.key, value.text) if isinstance(value, Opaque) else None
         if root is not None:
             self._learn(one, root)
-        number = period(self.state, value, self.state.world.period).value
+        number = aligned(self.state, value) or period(self.state, value, self.state.world.period).value
         assert isinstance(number, int)
         return number
 
@@ -212,6 +213,9 @@ class _Run:
         function = self.state.force(one.function)
         if isinstance(function, Thing) and function.actor.name == "LRScheduler":
             self._schedule(function, one.node)
+        elif (own := handler_of(self.state, function)) is not None:
+            if PER_ITERATION & one.filters.keys():  # what comes once an epoch waits for no window
+                own.act(self.state, one.arguments, one.node)
         elif isinstance(function, Thing) or (isinstance(function, Opaque) and function.owner is None):
             return
         elif isinstance(function, Function):
