@@ -360,3 +360,17 @@ def test_importing_is_cheap() -> None:
     assert done.stdout == "[]\n"
     with pytest.raises(AttributeError, match="no attribute 'wach'"):
         accumlint.wach  # type: ignore[attr-defined]  # noqa: B018
+
+
+def _divided(setup: Setup, by: int) -> None:
+    for _ in range(K):
+        (cross_entropy(setup.model(torch.randn(6, 8)), torch.randint(4, (6,))) / by).backward()
+    setup.optimizer.step()
+    setup.optimizer.zero_grad()
+
+
+def test_a_divisor_by_name_that_is_not_the_windows_size_is_not_confirmed(setup: Setup) -> None:
+    with accumlint.watch(setup.model, setup.optimizer) as window:
+        _divided(setup, 2)
+    with pytest.raises(accumlint.AccumulationError, match="`by`, which is 2, divides each of 4 means"):
+        window.raise_for_violations()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,12 +13,15 @@ from accumlint.runtime.assemble.windows import SharedWindow
 from accumlint.runtime.checks.context import Run, confirmed, share, unobserved, violated
 from accumlint.runtime.checks.scaling import factors, unexplained
 from accumlint.runtime.probes.trainer import TRUSTED
+from accumlint.trace import Kind
 from accumlint.verdict import Check, Topic
+from accumlint.weight import Quantity
 
 COUNTED = ("ACC207", "ACC209")  # what divides is no count of the targets: seen in the single weights, or in what they add up to
 UNIFORM = ("ACC201", "ACC204", "ACC208", *COUNTED)
 SUM = ("ACC202", "ACC203", "ACC205", "ACC206", "ACC212", "ACC215", "ACC319", *COUNTED)
 EXACT = 2e-3
+NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def uniform(run: Run) -> Check:
@@ -77,7 +81,10 @@ def total(run: Run) -> Check:
         return unobserved(topic, why or _no_sum(run), lines, {"sums": sums})
     if all(math.isclose(each, 1.0, rel_tol=EXACT) for each in known):
         return confirmed(topic, "The weights of every window add up to 1.", lines, {"sums": sums})
-    check = unobserved(topic, _other_sum(run, sums), lines, {"sums": sums})
+    other = _divided_by_another(run)
+    check = unobserved(topic, other or _other_sum(run, sums), lines, {"sums": sums})
+    if other and not run.explained:
+        return replace(check, doubt=other)
     explained = run.explained or (own_factor(run) is not None and not _is_of_k(run)) or _is_tail(run, sums) or counted_by_framework(run)
     return check if explained else replace(check, doubt=check.summary)
 
@@ -141,6 +148,20 @@ def _within_counts(run: Run, window: SharedWindow) -> bool:
     if found is None or not elements or not all(TRUSTED in row["options"] for row in rows):
         return False
     return units / elements * (1 - EXACT) <= found <= 1 + EXACT
+
+
+def _divided_by_another(run: Run) -> str:
+    """A mean that a number with a name divides, and K does not: a number in place may be the objective's own."""
+    k = run.assembly.k
+    for event in (each for trace in run.assembly.traces[:1] for each in trace.of(Kind.BACKWARD)):
+        weight = event.weight
+        if k < 2 or weight is None or weight.of(Quantity.ACCUMULATION) or not any(one.implicit for one in weight.of(Quantity.UNITS)):
+            return ""
+        named = [one for one in weight.of(Quantity.CONSTANT) if one.power == -1 and one.value and NAME.fullmatch(one.text)]
+        if len(named) != 1 or len(weight.factors) != 2 or named[0].value in {None, 1, k} or named[0].value.denominator != 1:
+            return ""
+        return f"`{named[0].text}`, which is {named[0].value}, divides each of {k} means: their weights do not add up to 1."
+    return ""
 
 
 def _is_of_k(run: Run) -> bool:
