@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from accumlint.source.rehearsal.rehearse import Rehearsal, rehearsals
 from accumlint.source.rehearsal.through import asked_method, through_callers, through_meetings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from accumlint.findings import Finding
     from accumlint.source.reading.library import Library
@@ -58,6 +59,8 @@ class Look:
         except Exception as error:  # a bug here must not keep the rest of a tree from being linted
             self._failed(error)
         self.gave_up |= not traced and "backward" in source.text
+        if not traced and library is not None:
+            self.asks += _parts_of_loops(source.tree)
 
     def _of_every_epoch(self, path: str, rehearsal: Rehearsal, library: Library) -> None:
         """Judges what one pass leaves to the next; where a file that imports this one calls it, that one tells how often, if it can."""
@@ -109,6 +112,15 @@ class Look:
     def _failed(self, error: Exception) -> None:
         self.gave_up = True
         self.warnings.append(f"internal error, please report it: {type(error).__name__}: {error} ({_where(error)})")
+
+
+def _parts_of_loops(tree: ast.Module) -> Iterator[str]:
+    """The functions and classes of a file that do part of what a loop of another file makes whole."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            called = {each.func.attr for each in ast.walk(node) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)}
+            if called & {"backward", "step"}:
+                yield node.name
 
 
 def _where(error: BaseException) -> str:
