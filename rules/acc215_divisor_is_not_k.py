@@ -2,8 +2,8 @@
 
 ## What it does
 Reports a division of the loss by a variable or setting that is not the number of micro-batches that the loop accumulates: another
-setting, a number that changes from one micro-batch to the next (`loss / (micro_step + 1)`), or K where the test `count > K` lets K + 1 of
-them into every window.
+setting, a number that changes from one micro-batch to the next (`loss / (micro_step + 1)`), or K where the test lets K + 1 or K - 1 of them
+into every window (`count > K`, `count == K - 1` on a counter of those done).
 
 ## Why is this bad?
 The update is K/k' times its right size, where k' is the divisor. As long as the two settings agree nothing shows; the
@@ -53,6 +53,7 @@ from accumlint.rules._division import (
     number,
     place_of,
     setting,
+    stepping,
     written,
 )
 from accumlint.trace import Accumulation, Trace, Window
@@ -75,6 +76,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     if trace.accumulation is None or trace.fact("engine-divides"):
         return
     yield from _one_too_many(trace, trace.accumulation)
+    yield from _one_too_few(trace, trace.accumulation)
     k = setting(trace)
     for window, contributions in accumulating(trace):
         if len({each.backward.micro_batch for each in contributions}) != trace.accumulation.value:
@@ -116,6 +118,23 @@ def _one_too_many(trace: Trace, accumulation: Accumulation) -> Iterator[Finding]
             if factor is not None and factor.value == accumulation.value:
                 message = f"`{gate.text}` lets one micro-batch more into every window than `{factor.text}`, which divides the loss"
                 yield _finding(each, factor, window, message, f"close the window at `>= {accumulation.text}`")
+
+
+def _one_too_few(trace: Trace, accumulation: Accumulation) -> Iterator[Finding]:
+    """`if count == k - 1:` on a counter of those done closes every window one micro-batch early, while k divides."""
+    windows = list(stepping(trace))
+    sizes = {len({each.backward.micro_batch for each in found}) for _, found in windows}
+    if len(windows) < 2 or sizes != {accumulation.value - 1}:
+        return
+    for window, found in windows:
+        gate = gate_of(window.step) if window.step is not None else None
+        if gate is None or accumulation.text not in gate.text:
+            return
+        for each in found:
+            factor = divides_once(each)
+            if factor is not None and factor.value == accumulation.value and factor.root == accumulation.text:
+                message = f"`{gate.text}` closes every window one micro-batch before `{factor.text}`, which divides the loss"
+                yield _finding(each, factor, window, message, "compare the number of those done with what divides")
 
 
 def _foreign(contribution: Contribution, accumulation: Accumulation) -> Factor | None:

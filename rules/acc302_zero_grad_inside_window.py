@@ -1,7 +1,8 @@
 """Gradients are cleared inside the window, before the step that should use them.
 
 ## What it does
-Reports a `zero_grad` between a backward and the optimizer step that this backward is meant for.
+Reports a `zero_grad` between a backward and the optimizer step that this backward is meant for. It is a warning where the clearing has a
+period of its own (`if step % eval_every == 0: evaluate(); optimizer.zero_grad()`), which may be a multiple of K.
 
 ## Why is this bad?
 The step uses only what came after the last `zero_grad`. With a clearing in every micro-batch that is the last micro-batch alone, usually
@@ -59,7 +60,13 @@ COPIED = "copied"  # the gradients were read into something else first
 CLOSURE = "closure"  # the step's own closure begins its evaluation anew
 
 
-@rule(CODE, "zero-grad-inside-window", Severity.ERROR, measured="gradients cleared between their backward and the step")
+@rule(
+    CODE,
+    "zero-grad-inside-window",
+    Severity.ERROR,
+    measured="gradients cleared between their backward and the step",
+    exception="a clearing with a period of its own looks in a run like the beginning of another window",
+)
 def check(trace: Trace) -> Iterator[Finding]:
     view = Boundaries.of(trace)
     kept = {one.place for window in trace.all_windows() for one in _kept(view, window)}
@@ -136,6 +143,12 @@ def _is_in_inner_loop(zero: Event, before: Event, after: Event) -> bool:
     return before.micro_batch == after.micro_batch and len(zero.turns) > min(len(before.turns), len(after.turns))
 
 
+def _other_period(window: Window, zero: Event) -> bool:
+    """Whether the clearing has a period of its own, which may well be a multiple of K."""
+    own = {guard.text for guard in window.step.guards} if window.step is not None else set()
+    return any("%" in guard.text and guard.text not in own and guard.cause in {"gate", "counter"} for guard in zero.guards)
+
+
 def _finding(view: Boundaries, window: Window, zero: Event, wiped: tuple[Event, ...], rest: tuple[Event, ...]) -> Finding:
     step = window.step.text if window.step is not None else "the step"
     count = len({one.micro_batch for one in wiped})
@@ -149,4 +162,5 @@ def _finding(view: Boundaries, window: Window, zero: Event, wiped: tuple[Event, 
         window=window,
         confidence=view.confidence(window.optimizer, wiped[-1].index, zero.index),
         guilty=(*wiped, zero),
+        severity=Severity.WARNING if _other_period(window, zero) else None,
     )

@@ -3,7 +3,8 @@
 ## What it does
 Reports a boundary test after which the first window of the training has fewer micro-batches than the next ones: `i % K == 0` on a counter
 that starts at zero, `(i + 1) % K == 0` on a counter that was already advanced, an inverted comparison, or a counter that advances only
-under its own test, or is never set back, and so never reaches the next boundary, or never leaves the first (`pending >= K`).
+under its own test, or is never set back, and so never reaches the next boundary, or never leaves the first (`pending >= K`). Where the
+losses are divided by K also one after which the first window has K + 1 of them (`i % K == 0 and i > 0` from zero).
 
 ## Why is this bad?
 The first update uses 1/K (or less than all) of a window with the full divisor, and all later windows are shifted, so that in every epoch
@@ -44,6 +45,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
@@ -68,6 +70,7 @@ def check(trace: Trace) -> Iterator[Finding]:
             continue
         why = (
             _short_start(trace, view, windows)
+            or _long_start(trace, view, windows)
             or _inverted(trace, view, optimizer, windows)
             or _stuck(trace, view, optimizer)
             or _not_set_back(trace, view, windows)
@@ -94,6 +97,23 @@ def _short_start(trace: Trace, view: Boundaries, windows: list[Window]) -> str:
     if not steady or first >= full:
         return ""
     return f"already holds after {_count(first)}: the first window is short, the next ones have {_k(trace, full)}"
+
+
+def _long_start(trace: Trace, view: Boundaries, windows: list[Window]) -> str:
+    """Losses are divided by K, but the first window has one micro-batch more."""
+    k = trace.accumulation.value if trace.accumulation is not None else 0
+    first, *rest = (view.size(window) for window in windows)
+    if not rest or k < 2 or any(trace.fact(name) for name in UNLIKE) or not all(map(gate_of, _steps(windows))):
+        return ""
+    if any(one.weight is None or one.weight.share != Fraction(1, k) for window in windows for one in view.own(window)):
+        return ""
+    if first == k + 1 and all(size == k for size in rest):
+        return f"holds for the first time after {_count(first)}: the first window is too long, the next ones have {_k(trace, k)}"
+    return ""
+
+
+def _steps(windows: list[Window]) -> list[Event]:
+    return [window.step for window in windows if window.step is not None]
 
 
 def _inverted(trace: Trace, view: Boundaries, optimizer: Actor, windows: list[Window]) -> str:

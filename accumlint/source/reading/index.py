@@ -29,7 +29,7 @@ from accumlint.source.reading.facts import (
     terminal,
 )
 from accumlint.source.reading.nodes import every, places_of, remember, stretch_of, walk
-from accumlint.source.reading.steppers import steppers
+from accumlint.source.reading.steppers import schedulers, steppers
 from accumlint.trace import Kind
 
 CALLS_BACK = frozenset({"step", "register_post_accumulate_grad_hook"})  # methods that call what they are given
@@ -124,6 +124,11 @@ class Index(Facts):
     def steppers(self) -> frozenset[str]:
         """The names of optimizers that only their making tells."""
         return steppers(self.tree)
+
+    @cached_property
+    def schedulers(self) -> frozenset[str]:
+        """The same of schedulers."""
+        return schedulers(self.tree)
 
     @cached_property
     def aliases(self) -> dict[str, list[FunctionNode]]:
@@ -287,6 +292,8 @@ class Index(Facts):
             or receiver in self.steppers
         )
         given = any(OPTIMIZER_NAME.search(terminal(arg)) for arg in call.args)
+        if not looks and not given and receiver in self.schedulers:
+            return set() if len(call.args) > MOST_SCHEDULE_ARGUMENTS else {Kind.SCHEDULE}
         return {Kind.STEP} if looks or given else set()
 
     def reaches_backward_in_loop(self, node: ast.AST) -> bool:

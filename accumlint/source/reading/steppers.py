@@ -1,10 +1,10 @@
-"""The names of optimizers that no name tells: what an optimizer's class makes, and what a loop takes from a list of optimizers."""
+"""The names of optimizers and schedulers that no name tells: what their classes make, and what a loop takes from a list of optimizers."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from accumlint.source.reading.facts import OPTIMIZER_NAME, terminal
 from accumlint.source.reading.nodes import every, walk
@@ -14,20 +14,32 @@ CLASS = re.compile(
     r"|Muon|Shampoo|SOAP|Prodigy)$|Optimizer$"
 )
 
+SCHEDULER_CLASS = re.compile(r"LR$|Scheduler$|LROnPlateau$|WarmRestarts$|^get_(\w+_)?schedule(r|_with_warmup)?$")
+
 
 def steppers(tree: ast.AST) -> frozenset[str]:
-    """The names."""
-    found = {
-        terminal(target)
-        for node in every(tree, ast.Assign)
-        if isinstance(node, ast.Assign) and _makes(node.value)
-        for target in node.targets
-        if isinstance(target, (ast.Name, ast.Attribute))
-    }
+    """The names of optimizers."""
+    found = _given(tree, _makes)
     for node in every(tree, ast.For):
         if isinstance(node, ast.For):
             found.update(_taken(node.target, node.iter))
     return frozenset(found)
+
+
+def schedulers(tree: ast.AST) -> frozenset[str]:
+    """The names of what schedulers' classes make: `s = CosineAnnealingLR(optimizer, 1000)`."""
+    return frozenset(_given(tree, lambda node: isinstance(node, ast.Call) and SCHEDULER_CLASS.search(terminal(node.func)) is not None))
+
+
+def _given(tree: ast.AST, makes: Callable[[ast.expr], bool]) -> set[str]:
+    """The names that are given what is made so."""
+    return {
+        terminal(target)
+        for node in every(tree, ast.Assign)
+        if isinstance(node, ast.Assign) and makes(node.value)
+        for target in node.targets
+        if isinstance(target, (ast.Name, ast.Attribute))
+    }
 
 
 def _makes(node: ast.expr) -> bool:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from accumlint.source.rehearsal.counts import (
@@ -18,13 +17,13 @@ from accumlint.source.rehearsal.counts import (
     counted,
     guarded_weight,
     is_epsilon,
-    last_part,
     note_growth,
     span_of,
     spanned,
     sum_of_counts,
 )
 from accumlint.source.rehearsal.lengths import note_numbers
+from accumlint.source.rehearsal.scaling import LARGEST_NUMBER, counts_ranks, number_factor
 from accumlint.source.rehearsal.skips import HANGS
 from accumlint.source.rehearsal.values import Data, Items, Known, Opaque, Phi, Root, Value, key_of, setting_keys
 from accumlint.weight import Factor, Quantity, Term, Weight, add
@@ -32,21 +31,8 @@ from accumlint.weight import Factor, Quantity, Term, Weight, add
 if TYPE_CHECKING:
     from accumlint.source.rehearsal.state import State
 
-LARGEST_NUMBER = 10**12
 MOST_KEYS = 40  # of what a value was computed from, in which a product is looked for
 LONGEST_SEQUENCE = 10_000
-WORLD_NAME = re.compile(
-    r"world_size|num_processes|n_?gpus?$|num_gpus|dp_size|num_replicas|ddp_world|nprocs|(^|_)world$|dp_degree|data_parallel_size",
-    re.IGNORECASE,
-)
-
-
-@lru_cache(8_192)
-def counts_ranks(text: str) -> bool:
-    """Whether a number is one of ranks, by its name."""
-    return "//" not in text and WORLD_NAME.search(last_part(text)) is not None  # a share of something is no number of ranks
-
-
 ADDED = re.compile(r"loss|penalt|regulari|(^|_|\.|\s)(reg|aux|kl)(_|$|\()|entropy|diverg", re.IGNORECASE)  # what is added to a loss
 SAME_SHAPE = frozenset(
     """
@@ -55,7 +41,8 @@ SAME_SHAPE = frozenset(
     """.split()
 )
 LENGTH_MASK = re.compile(
-    r"(pad|length|lens?|attn|attention|valid|completion|response|answer|src|tgt|trg|mel|seq|text|token|frame)_?(pad(ding)?_?)?masks?",
+    r"(pad|length|lens?|loss|action|labels?|targets?|attn|attention|valid|completion|response|answer|src|tgt|trg|mel|seq|text|token|frame)"
+    r"_?(pad(ding)?_?)?masks?",
     re.IGNORECASE,
 )
 TOLD_THE_COUNT = "window-count"  # cause of what a framework's count of the window's targets was given to
@@ -320,7 +307,8 @@ def _mean_of_mask(state: State, base: Opaque, factors: tuple[Factor, ...]) -> tu
     kept = base.weight
     if kept is not None:
         kept = replace(kept, factors=tuple(one for one in kept.factors if one.of != factors[0].of))
-    uneven = factors[0].uneven or bool(LENGTH_MASK.search(mask.text))
+    taken_from = mask.key[-1] if mask.key[0] in {"[]", "."} else ""
+    uneven = factors[0].uneven or bool(LENGTH_MASK.search(f"{mask.text} {taken_from}"))
     return kept, (replace(factors[0], quantity=Quantity.UNITS, uneven=uneven),)
 
 
@@ -389,7 +377,7 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
     value = _settled(state, state.force(value))
     place, text = state.recorder.place(node), state.recorder.text(node)
     if isinstance(value, Known):
-        return (_number_factor(state, value, power, node, text, place),)
+        return (number_factor(state, value, power, node, text, place),)
     if isinstance(value, Opaque):
         if power < 0 and value.quantity is not None and "compared" in value.causes:
             _note_selection(state, value, node)
@@ -401,7 +389,7 @@ def factors_of(state: State, value: Value, power: int, node: ast.AST) -> tuple[F
             )
         number = state.number(value, role="bound") if not is_tensor(value) else None
         if number is not None:
-            return (_number_factor(state, number, power, node, text, place),)
+            return (number_factor(state, number, power, node, text, place),)
         if counts_ranks(value.text):
             return (Factor(Quantity.WORLD, power, None, text, place),)
         if value.quantity is not None:
@@ -419,29 +407,6 @@ def _note_selection(state: State, value: Opaque, node: ast.AST) -> None:
         and not (state.index.keeps_a_target or state.index.only_pads)
     ):
         state.recorder.fact("may-lose-targets", node)
-
-
-def _fraction(value: Any) -> Fraction | None:
-    """A finite number as a fraction; None for anything else."""
-    if isinstance(value, (int, float, Fraction)) and -LARGEST_NUMBER < value < LARGEST_NUMBER:
-        return Fraction(value).limit_denominator(10**6)
-    return None
-
-
-def _number_factor(state: State, value: Known, power: int, node: ast.AST, text: str, place: Any) -> Factor:
-    accumulations = state.world.knowledge.accumulations
-    number = _fraction(value.value)
-    own = [root for root in value.roots if root.key in accumulations or root.kind == "window"]
-    if own and number is not None and 0 < number < 1:
-        power, number = -power, 1 / number  # 1 / K, worked out before
-    if own:
-        return Factor(Quantity.ACCUMULATION, power, number, text, place, root=own[0].text)
-    if counts_ranks(text):
-        return Factor(Quantity.WORLD, power, None, text, place)
-    literal = isinstance(node, ast.Constant) or isinstance(value.value, float) or bool(value.roots)
-    if not literal and power < 0 and number is not None:
-        return Factor(Quantity.ACCUMULATION, power, number, text, place, root=text)
-    return Factor(Quantity.CONSTANT, power, number, text, place, root=value.root.text if value.root is not None else "")
 
 
 def _hanging(*values: Value) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from typing import Any
 
 from accumlint.source.reading.facts import OPTIMIZER_NAME, SCHEDULER_NAME, terminal
@@ -135,6 +136,17 @@ class Assignments(State):
             owner.items[key.value] = value
         elif isinstance(owner, (Opaque, Thing)) and isinstance(key, Known):
             self.write(owner.attributes, f"[{key.value!r}]", value)
+        if isinstance(owner, Opaque):
+            _keep_loss(owner, self.force(value))
+
+
+def _keep_loss(tensor: Opaque, value: Value) -> None:
+    """`per_sample = torch.zeros(n); per_sample[i] = loss`: the tensor has a graph from then on, whatever its elements weigh."""
+    if tensor.key[0] != "made" or not isinstance(value, Opaque) or not value.forwards or not value.attached:
+        return
+    tensor.forwards |= value.forwards
+    tensor.attached, tensor.reduced = True, False
+    tensor.weight = replace(value.weight, known=False) if value.weight is not None else tensor.weight
 
 
 def _is_quotient(node: ast.expr) -> bool:

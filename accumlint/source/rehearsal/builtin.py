@@ -11,6 +11,7 @@ from accumlint.source.reading.windows import is_window
 from accumlint.source.reading.words import DDP_NAMES, FSDP_NAMES
 from accumlint.source.rehearsal.arithmetic import combine, is_tensor
 from accumlint.source.rehearsal.counts import count, guard
+from accumlint.source.rehearsal.hints import is_part
 from accumlint.source.rehearsal.values import (
     FALSE,
     NONE,
@@ -260,7 +261,8 @@ def _getattr(state: Calls, call: Call) -> Value:
     if not isinstance(name, Known) or not isinstance(name.value, str):
         return state.unknown_call(call)
     owner = state.force(call.args[0])
-    if isinstance(owner, (Thing, Items, Stream)):
+    parts = isinstance(owner, Thing) and owner.wrapped_by is not None and is_part(name.value)
+    if isinstance(owner, (Thing, Items, Stream)) and not parts:
         return state.method(owner, name.value, call.node)
     return state.attribute(owner, name.value, call.node)
 

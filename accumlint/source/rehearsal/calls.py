@@ -14,6 +14,7 @@ from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
 from accumlint.source.rehearsal.entries import is_test
+from accumlint.source.rehearsal.skips import hang
 from accumlint.source.rehearsal.state import DEEPEST_CALL, Call, Frame, State
 from accumlint.source.rehearsal.unclear import enters, runs_decorated
 from accumlint.source.rehearsal.values import (
@@ -56,6 +57,7 @@ is_harmless = found_in(
     )
 )  # names of calls that train nothing
 
+TARGET_NAME = re.compile(r"(^|_)(labels?|targets?)$")
 CLIPS_AT = re.compile(r"(^|_)(max_)?(grad(ient)?_(norm|clip)|clip_?(grad|norm))", re.IGNORECASE)
 TRAINED = re.compile(r"model|net|network|module")
 
@@ -234,6 +236,8 @@ class Calls(State):
             if self.world.passes_raises and not self.index.kinds(body):
                 return self._unknown(body)
             raise SourceRaised
+        if frame.hanging and signal is not None and signal.value is not None:
+            hang(self.force(signal.value), frame.hanging)
         return signal.value if signal is not None and signal.value is not None else NONE
 
     @staticmethod
@@ -299,10 +303,21 @@ class Calls(State):
         for name in allowed:
             if name not in frame.names:
                 default = function.defaults.get(name)
+                if node is not None and TARGET_NAME.search(name) and _is_nothing(default):
+                    default = self._spread_item(node, name) or default
                 left_open = node is None and isinstance(default, Known) and default.value is None
                 if default is None or (left_open and self.world.knowledge.is_accumulation_name(name)):
                     default = self.parameter(function, name)
                 frame.names[name] = default
+
+    def _spread_item(self, node: ast.Call, name: str) -> Value | None:
+        """A part of the batch that a call is given by its names: `model(**batch)` may well hold labels."""
+        for keyword in node.keywords:
+            if keyword.arg is None and isinstance(keyword.value, (ast.Name, ast.Attribute)):
+                value = self.force(self.eval(keyword.value))
+                if isinstance(value, Opaque) and (value.born or "data" in value.causes) and not value.forwards:
+                    return self.item(value, Known(name), node)
+        return None
 
     def _argument(self, name: str, node: ast.AST | None, value: Value) -> Value:
         self.christen(name, value)
@@ -433,6 +448,10 @@ class Calls(State):
 def _is_harmless(call: Call) -> bool:
     """Whether an unknown call leaves gradients as they are: by its name, or as a function of torch's own that works out of place."""
     return is_harmless(call.name) or (call.path.startswith("torch.") and call.path.count(".") == 1 and not call.name.endswith("_"))
+
+
+def _is_nothing(default: Value | None) -> bool:
+    return default is None or (isinstance(default, Known) and default.value is None)
 
 
 def _is_self(node: ast.expr) -> bool:

@@ -14,7 +14,8 @@ from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.branches import LEAVING, seen
 from accumlint.source.rehearsal.calls import SourceRaised
 from accumlint.source.rehearsal.names import RANK_NAME
-from accumlint.source.rehearsal.skips import HANGS
+from accumlint.source.rehearsal.periods import clears_otherwise, is_modulus
+from accumlint.source.rehearsal.skips import HANGS, returns_fresh
 from accumlint.source.rehearsal.state import Frame, Signal, State
 from accumlint.source.rehearsal.unclear import ask_of_sides, is_flag
 from accumlint.source.rehearsal.values import (
@@ -133,11 +134,11 @@ class Conditions(State):
             return
         guarded = self.gates_update(node.body) or self.gates_update(node.orelse)
         early = any(isinstance(part, ast.Continue) for part in node.body) and self.gates_update(self.index.following(node))
-        if not (guarded or early or self._collects(node)):
+        if not (guarded or early or self._collects(node)) or clears_otherwise(self, node):
             return
         if any(root.key in knowledge.proven for root in gates):
             return
-        moduli = [root for root in wanted if self._is_modulus(node.test, root.text)] or wanted
+        moduli = [root for root in wanted if is_modulus(node.test, root.text)] or wanted
         knowledge.learn_accumulation(moduli[0])
 
     def _collects(self, node: ast.If) -> bool:
@@ -204,6 +205,8 @@ class Conditions(State):
                 prefers = True
             if leaves and Kind.BACKWARD in self.index.kinds(self.index.following(node)) - kinds - other:
                 prefers = False  # `if only_evaluates: evaluate(); return`
+            if leaves and kinds == {Kind.ZERO} and Kind.STEP in self.index.kinds(self.index.following(node)):
+                prefers = False  # what throws gradients away is not what trains
             if ("raise" in leaves) is not ("raise" in other_leaves):
                 prefers = "raise" in other_leaves
             holds = self.truth(test, prefers, flips=bool(kinds or other) or returns, weight=len(kinds | other))
@@ -229,11 +232,6 @@ class Conditions(State):
         test.gates |= frozenset(roots)
         return bool(roots)
 
-    def _is_modulus(self, test: ast.expr, text: str) -> bool:
-        """Whether a test takes something modulo what is spelled so."""
-        moduli = (part.right for part in walk(test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod))
-        return any(text in self.recorder.text(modulus) for modulus in moduli)
-
     def _mentions(self, test: ast.expr, text: str) -> bool:
         return self.index.once("mentions " + text, test, lambda _: _calls_with(test, text))
 
@@ -250,6 +248,8 @@ class Conditions(State):
         kinds, other, leaves, other_leaves = branch.kinds, branch.other, branch.leaves, branch.other_leaves
         rest = self.index.following(node)
         after = self.index.kinds(rest)
+        if leaves == {"return"} and not (kinds or other) and self.index.once("returns fresh", node, lambda _: returns_fresh(node.body)):
+            self._note_fresh_return(node, test)
         if not (kinds or other) and not (leaves or other_leaves):
             if not branch.books:
                 return self._both(node, test)
@@ -268,6 +268,14 @@ class Conditions(State):
         how = sorted(off)[0] if off else "branch"
         with self.recorder.passed_over(self.note_skip(node, test, skipped, how, passed, [*kept, *(rest if off else ())])):
             return self._guarded(node, kept, test, normal_holds)
+
+    def _note_fresh_return(self, node: ast.If, test: Opaque) -> None:
+        """`if not valid.any(): return torch.zeros((), requires_grad=True)`: a backward of that reaches no parameter."""
+        guard = Guard(self.recorder.place(node.test), self.recorder.text(node.test), self._cause(test), True)
+        options = frozenset({"agreed"} if test.agreed else ())
+        skip = self.recorder.emit(Kind.SKIP, node.test, guard=guard, skipped=frozenset({Kind.BACKWARD}), leaves="branch", options=options)
+        self.recorder.ends[skip.index] = skip.index + 1  # nothing, unless a backward goes through what is returned otherwise
+        self.frame.hanging.append(skip.index)
 
     def note_skip(
         self, node: ast.If, test: Opaque, skipped: frozenset[Kind], leaves: str, body: Sequence[ast.stmt], lost: Sequence[ast.stmt]

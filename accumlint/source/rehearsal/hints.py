@@ -28,4 +28,7 @@ is_verb = found_in(
         r"^_?(build|create|make|load|get|init|setup|save|wrap|prepare|unwrap|print|count|freeze|eval|evaluate|train|test|run|resume|log|set|update|reset)(_|$)"
     )
 )
+is_part = found_in(
+    re.compile(r"^((base_|language_|text_|vision_)?model|(\w+_)?(encoder|decoder|backbone|head|transformer|classifier)|unet)$")
+)
 speaks_of_loss = found_in(LOSS_WORDS)

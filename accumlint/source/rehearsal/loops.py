@@ -107,7 +107,9 @@ class Loops(State):
             and root.key not in knowledge.proven
         ):
             if Kind.STEP in kinds:
-                if root.key not in knowledge.lengths and root.key not in knowledge.divisible and root.key not in knowledge.accumulations:
+                if self._means_window(node):
+                    knowledge.learn_accumulation(root)
+                elif root.key not in knowledge.lengths and root.key not in knowledge.divisible and root.key not in knowledge.accumulations:
                     knowledge.learn_length(root)
             elif not isinstance(node.iter, ast.Constant) and not self._is_trial(node):
                 knowledge.learn_accumulation(root)
@@ -119,6 +121,20 @@ class Loops(State):
         if Kind.BACKWARD not in kinds and (plan.open or plan.endless) and not self.index.holds(node, ast.Yield, ast.YieldFrom):
             return min(plan.count, 1 if not kinds else self.world.batches)
         return min(plan.count, MOST_TURNS)
+
+    def _means_window(self, node: ast.For | ast.AsyncFor) -> bool:
+        """`for _ in range(k): loss = … / k; …; step()` inside another loop: what is averaged over the turns was to be one update."""
+        if (
+            not self.recorder.turns
+            or not isinstance(node.iter, ast.Call)
+            or terminal(node.iter.func) != "range"
+            or len(node.iter.args) != 1
+        ):
+            return False
+        bound = node.iter.args[0]
+        if not isinstance(bound, (ast.Name, ast.Attribute)) or isinstance(node.target, ast.Tuple):
+            return False
+        return self.index.once("averages over turns", node, lambda _: _averages_over(node.body, self.recorder.text(bound)))
 
     def _turn_all(self, node: ast.For | ast.AsyncFor, plan: Plan, count: int, entry: int, over: Value) -> Signal | None:
         endless = plan.endless or count < plan.count
@@ -366,6 +382,28 @@ def _adds_up(node: ast.AST) -> bool:
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.BinOp) or not isinstance(node.value.op, ast.Add):
         return False
     return terminal(node.targets[0]) in {terminal(node.value.left), terminal(node.value.right)}
+
+
+def _averages_over(statements: list[ast.stmt], text: str) -> bool:
+    """Whether every turn goes backward on a loss that is divided by a number spelled like this, and steps."""
+    calls = [part for statement in statements for part in walk(statement) if isinstance(part, ast.Call)]
+    losses = [call.func.value for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "backward"]
+    names = {part.id for loss in losses for part in walk(loss) if isinstance(part, ast.Name)}
+    steps = any(
+        isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) and terminal(each.value.func) == "step" for each in statements
+    )
+    formed = [
+        statement.value
+        for statement in statements
+        if isinstance(statement, ast.Assign) and any(isinstance(target, ast.Name) and target.id in names for target in statement.targets)
+    ]
+    again = (
+        each for each in statements if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and each.target.id in names
+    )
+    divided = [part for loss in (*losses, *formed) for part in walk(loss) if isinstance(part, ast.BinOp)]
+    divisors = [part.right for part in divided if isinstance(part.op, ast.Div)]
+    divisors += [each.value for each in again if isinstance(each.op, ast.Div)]
+    return steps and any(ast.unparse(divisor) == text for divisor in divisors)
 
 
 def _literal_periods(node: ast.For | ast.AsyncFor) -> int:

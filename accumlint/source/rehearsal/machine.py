@@ -18,7 +18,7 @@ from accumlint.source.rehearsal.contexts import Contexts
 from accumlint.source.rehearsal.counts import BY_INDEX, WHOLE
 from accumlint.source.rehearsal.evaluate import Expressions
 from accumlint.source.rehearsal.execute import Statements
-from accumlint.source.rehearsal.hints import is_verb, names_count, speaks_of_loss
+from accumlint.source.rehearsal.hints import is_part, is_verb, names_count, speaks_of_loss
 from accumlint.source.rehearsal.iterate import Iteration
 from accumlint.source.rehearsal.loops import Loops
 from accumlint.source.rehearsal.modules import Modules
@@ -33,6 +33,7 @@ from accumlint.source.rehearsal.values import (
     Items,
     Known,
     Mapping,
+    Method,
     Opaque,
     Phi,
     Thing,
@@ -118,6 +119,9 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             and not self.index.is_own_name(call.name)
         ):
             return self.forward_of(call, function)
+        part = self._part_called(call)
+        if part is not None:
+            return self.forward_of(call, part)
         met = self._met(call)
         if met is not None:
             return met
@@ -125,6 +129,16 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if isinstance(made, Opaque):
             self._colour(made, call)
         return made
+
+    def _part_called(self, call: Call) -> Value | None:
+        """`model.module.encoder(x)`, `unwrapped.model(ids)`: a part of a wrapped module that nobody followed."""
+        method = call.function
+        if not isinstance(method, Method) or not isinstance(method.receiver, Thing) or not (call.args or call.keywords or call.spread):
+            return None
+        whole = method.receiver
+        if whole.actor.role is not Role.MODEL or whole.wrapped_by is None or not is_part(method.name) or is_verb(method.name):
+            return None
+        return self.attribute(whole, method.name, call.node)
 
     # Models.
     def goes_round(self, model: Value) -> bool:
@@ -219,6 +233,8 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
                 return owner, "prepared" not in owner.actor.options  # a wrapper chosen at launch: DDP would refuse, others pass it on
             if isinstance(owner, (Thing, Instance)) and owner.wrapped_by is not None:
                 return owner.wrapped_by, True
+            if isinstance(owner, Opaque) and owner.actor is not None and owner.actor.uid in self.wrappers:
+                return self.wrappers[owner.actor.uid], True
             owner = owner.owner if isinstance(owner, Opaque) else None
         return model, False
 

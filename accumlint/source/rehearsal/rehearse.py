@@ -20,9 +20,10 @@ from accumlint.source.reading.slices import prune
 from accumlint.source.reading.windows import literal_window
 from accumlint.source.rehearsal.alternatives import Alternatives
 from accumlint.source.rehearsal.calls import SourceRaised
-from accumlint.source.rehearsal.entries import enters, mentioned, module_reaches, outermost, reached, running, trains
+from accumlint.source.rehearsal.entries import enters, module_reaches, outermost, reached, running, trains
 from accumlint.source.rehearsal.evidence import gather, never_run
 from accumlint.source.rehearsal.given import DATA_NAME, does_one_epoch, flags
+from accumlint.source.rehearsal.intent import accumulation_of, means_to_accumulate
 from accumlint.source.rehearsal.machine import Machine
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import Expected, OpenTurn, Recorder
@@ -46,7 +47,7 @@ from accumlint.source.rehearsal.worlds import (
 from accumlint.source.vocabulary.base import Vocabulary
 from accumlint.source.vocabulary.project_wrappers import signs
 from accumlint.source.vocabulary.registry import vocabulary_for
-from accumlint.trace import Accumulation, Event, Evidence, Kind, Place, Trace
+from accumlint.trace import Evidence, Kind, Place, Trace
 
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
 MOST_RESTARTS = 12
@@ -335,12 +336,12 @@ class Rehearsal:
         for events in split_by_loop(without_sync(seen) if unclear(machine.sync_asked) else seen):
             if not any(event.kind is Kind.BACKWARD for event in events):
                 continue
-            accumulation = _accumulation(machine, events, self.entry)
+            accumulation = accumulation_of(machine, events, self.entry)
             first = next(event for event in events if event.kind is Kind.BACKWARD)
             line = first.turns[0].line if first.turns else first.place.line
             driven = self.drive is None and self.entry is not None and not self.index.reaches_backward_in_loop(self.entry)
             own = {name: tuple(found) for name, found in facts.items() if not (alone and name == "distributed")}
-            if _means_to_accumulate(events, accumulation):
+            if means_to_accumulate(events, accumulation):
                 own["means-to-accumulate"] = (Evidence(first.place, "K"),)
             place = machine.recorder.place_of(line)
             gate = awaited(machine, events)
@@ -372,71 +373,6 @@ def _forget_losses(value: Value) -> None:
                 del value.attributes[name]
             else:
                 _forget_losses(part)
-
-
-def _accumulation(machine: Machine, events: tuple[Event, ...], entry: FunctionNode | None) -> Accumulation | None:
-    """K as the source spells it: the setting that was found to be K, the one that divides the loss first."""
-    knowledge = machine.world.knowledge
-    known = {key: root for key, root in knowledge.accumulations.items() if not knowledge.is_other_setting(root)}
-    for event in events:
-        for factor in event.weight.factors if event.weight is not None else ():
-            if any(root.text == factor.root for root in known.values()):
-                return Accumulation(factor.root, machine.world.k, factor.place)
-    roots = [root for root in known.values() if root.key in knowledge.proven or _is_at_hand(machine.index, root.text, entry)]
-    if roots:
-        gating = (root for root in roots if _gates_a_step(root.text, events))
-        return Accumulation(next(gating, roots[0]).text, machine.world.k)
-    first = next((event for event in events if event.kind is Kind.BACKWARD and event.turns), None)
-    pieces = machine.pieces.get(first.turns[-1].line) if first is not None else None
-    return Accumulation(f"len({pieces})", _first_window(events) or machine.world.k) if pieces else None
-
-
-def _gates_a_step(text: str, events: tuple[Event, ...]) -> bool:
-    """Whether the condition of an update spells K like this; another loop, such as a trial run, may be bounded by something else."""
-    spelled = re.compile(rf"(?<![\w.]){re.escape(text)}(?!\w)")
-    return any(spelled.search(guard.text) for event in events if event.kind is Kind.STEP for guard in event.guards)
-
-
-def _waits_for_boundary(events: tuple[Event, ...]) -> bool:
-    """Whether an update happens under a test against K which not every backward waits for."""
-    waiting = [{(guard.place, guard.holds) for guard in event.guards} for event in events if event.kind is Kind.BACKWARD]
-    around = set.intersection(*waiting) if waiting else set()
-    steps = (event for event in events if event.kind is Kind.STEP)
-    return any(guard.cause == "gate" and (guard.place, guard.holds) not in around for step in steps for guard in step.guards)
-
-
-def _is_at_hand(index: Index, text: str, entry: FunctionNode | None) -> bool:
-    """Whether a number that is K by its name only is one that this loop knows, not another function's."""
-    return entry is None or bool(mentioned(index, entry) & set(re.findall(r"\w+", text)))
-
-
-def _first_window(events: tuple[Event, ...]) -> int:
-    """How many micro-batches go backward before the first step."""
-    found: set[int] = set()
-    for event in events:
-        if event.kind is Kind.STEP and found:
-            break
-        if event.kind is Kind.BACKWARD:
-            found.add(event.micro_batch)
-    return len(found)
-
-
-def _means_to_accumulate(events: tuple[Event, ...], accumulation: Accumulation | None) -> bool:
-    if any(event.kind is Kind.SYNC_OFF for event in events):
-        return True
-    batch = {event.index: event.micro_batch for event in events if event.kind is Kind.FORWARD}
-    if any(len({batch[one] for one in event.forwards if one in batch}) > 1 for event in events if event.kind is Kind.BACKWARD):
-        return True
-    if accumulation is None:
-        return False
-    if _waits_for_boundary(events):
-        return True
-    return any(
-        factor.root == accumulation.text
-        for event in events
-        if event.kind in {Kind.BACKWARD, Kind.NORMALIZE} and event.weight is not None
-        for factor in event.weight.factors
-    )
 
 
 def _trains(program: Program) -> bool:

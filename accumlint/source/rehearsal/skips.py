@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
+from accumlint.source.reading.facts import terminal
+from accumlint.source.rehearsal.values import Items, Opaque, Value
 from accumlint.trace import Event, Kind, Place, Turn
 
 HANGS = "hangs:"  # cause of a loss that has no graph on the way that a skip, whose index follows, stands for
+
+FRESH = frozenset({"tensor", "zeros", "zeros_like", "new_zeros", "new_tensor", "scalar_tensor", "full"})
+
+
+def returns_fresh(body: Sequence[ast.stmt]) -> bool:
+    """Whether a block ends with the return of a new tensor that only takes a gradient: `torch.zeros((), requires_grad=True)`."""
+    last = body[-1] if body else None
+    if not isinstance(last, ast.Return) or last.value is None:
+        return False
+    first = last.value.elts[0] if isinstance(last.value, ast.Tuple) and last.value.elts else last.value
+    if isinstance(first, ast.IfExp):
+        first = first.orelse
+    if isinstance(first, ast.Name):
+        name = first.id
+        made = [one.value for one in body if isinstance(one, ast.Assign) and any(terminal(target) == name for target in one.targets)]
+        return bool(made) and _takes_gradient(made[-1])
+    return _takes_gradient(first)
+
+
+def _takes_gradient(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call) and terminal(node.func) == "requires_grad_" and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+        return isinstance(node, ast.Call) and terminal(node.func) in FRESH
+    if not isinstance(node, ast.Call) or terminal(node.func) not in FRESH:
+        return False
+    return any(word.arg == "requires_grad" and isinstance(word.value, ast.Constant) and word.value.value is True for word in node.keywords)
+
+
+def hang(value: Value, skips: Sequence[int]) -> None:
+    """The loss that a function returns hangs on the ways by which it returns one without a graph."""
+    if isinstance(value, Items) and value.items:
+        value = value.items[0]
+    if isinstance(value, Opaque) and value.forwards:
+        value.causes |= {f"{HANGS}{skip}" for skip in skips}
 
 
 def narrowed(events: Sequence[Event], ends: dict[int, int]) -> list[Event]:

@@ -56,6 +56,7 @@ class Frame:
     declared_global: set[str] = field(default_factory=set)
     declared_nonlocal: set[str] = field(default_factory=set)
     yields: Any = None  # what to call with each yielded value
+    hanging: list[int] = field(default_factory=list)  # the skips on which a new tensor without a graph is returned
 
     def find(self, name: str) -> Value | None:
         frame: Frame | None = self
@@ -329,9 +330,8 @@ class State:
                         _inherit(made, item)
                     elif isinstance(item, Known):
                         made.gates |= item.gates
-        if fields:
-            for name, value in fields.items():
-                setattr(made, name, value)
+        for name, value in fields.items():
+            setattr(made, name, value)
         return made
 
     def force(self, value: Value) -> Value:

@@ -12,6 +12,7 @@ from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, OF_ROWS, SAME_SHA
 from accumlint.source.rehearsal.counts import BY_INDEX, count, counts_of_parts, guard, last_part, selects, shifts
 from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Phi, Stream, Thing, Value, key_of
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
+from accumlint.source.vocabulary.dimensions import has_dimension, is_over_samples
 from accumlint.trace import Kind
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -152,7 +153,7 @@ def mean(state: Machine, call: Call) -> Value | None:
         return None
     made = _derived(state, value, call)
     made.attached = value.attached or bool(value.forwards)
-    if _has_dimension(call) and not value.reduced:
+    if has_dimension(call) and not value.reduced and not (is_over_samples(call) and value.forwards):
         made.weight, made.reduced = value.weight, False
         return made
     if value.reduced:  # the mean over the replicas of DataParallel
@@ -183,12 +184,12 @@ def total(state: Machine, call: Call) -> Value | None:
     value = _operand(state, call)
     if value is None:
         return None
-    lengths = LENGTHS.search(last_part(value.text)) is not None and not (value.forwards or _has_dimension(call))
+    lengths = LENGTHS.search(last_part(value.text)) is not None and not (value.forwards or has_dimension(call))
     if not (lengths or is_tensor(value)):
         return None
     if value.forwards:
         made = _derived(state, value, call)
-        made.weight, made.reduced, made.attached = value.weight or Weight(), not _has_dimension(call), True
+        made.weight, made.reduced, made.attached = value.weight or Weight(), not has_dimension(call), True
         if any(factor.implicit and factor.root == "model" for factor in made.weight.factors):
             made.weight = replace(made.weight, known=False)  # summed, so the model gave a vector and no mean
         made.causes |= {"loss"}
@@ -206,7 +207,7 @@ def total(state: Machine, call: Call) -> Value | None:
 def counted(state: Machine, quantity: Quantity, key: tuple[object, ...], call: Call, value: Opaque) -> Opaque:
     own = identity(state, value) if call.name == "sum" else ""
     made = count(state, quantity, key, call.node, value, of=own)
-    made.causes |= {OF_ROWS} if _has_dimension(call) else set()
+    made.causes |= {OF_ROWS} if has_dimension(call) else set()
     state.recorder.emit(Kind.COUNT, call.node, weight=made.weight, options=shifts(made))
     return made
 
@@ -433,13 +434,6 @@ def _operand(state: Machine, call: Call) -> Opaque | None:
         return owner
     first = state.force(call.args[0]) if call.args else None
     return first if isinstance(first, Opaque) and (call.path.startswith("torch.") or owner is None) else None
-
-
-def _has_dimension(call: Call) -> bool:
-    if any(name in call.keywords for name in ("dim", "axis")):
-        return True
-    positional = call.args[1:] if call.path.startswith("torch.") and not call.path.endswith("nn") else call.args
-    return bool(positional)
 
 
 def _derived(state: Machine, value: Opaque, call: Call) -> Opaque:
