@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from accumlint.source.reading.facts import names_k, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
-from accumlint.source.reading.units import Units
+from accumlint.source.reading.units import DEEPEST, Units
 from accumlint.trace import Kind
 
 LOADER = re.compile(r"loader|(^|_)(batches|dl)$", re.IGNORECASE)
@@ -44,6 +44,9 @@ WORLD = re.compile(
     r"world|num_processes|n?_?gpus?(_|$)|n_?gpus?$|dp_size|replicas|nprocs|ranks?$|num_devices|device_count|data_parallel|(^|_)dp(_|$)|nnodes",
     re.IGNORECASE,
 )
+NODES = re.compile(r"^n_?nodes$|(^|_)num_?nodes$|^nodes$|^node_count$", re.IGNORECASE)
+NODE_SIGN = re.compile(r"^n_?nodes$|(^|_)num_?nodes$|^node_rank$", re.IGNORECASE)
+OF_NODE = re.compile(r"(gpus?|devices?|ranks?|proc(esse)?s?)_per_node$|^local_world_size$|^device_count$", re.IGNORECASE)
 
 
 def total_of(call: ast.Call) -> ast.expr | None:
@@ -238,18 +241,49 @@ def _counted_down(branch: ast.If) -> Iterator[ast.expr]:
 
 def k_without_ranks(index: Index) -> Iterator[tuple[ast.expr, str]]:
     """Where K is a global batch size over that of one rank, though there are several ranks: the expression, and the name of K."""
-    if not index.is_distributed:
+    units = index.once("units", index.tree, Units) if index.is_distributed else None
+    for quotient, name in _global_over_own(index):
+        if units is not None and not any(units.mentions(each, WORLD.search) for each in units.definitions[name]):
+            yield quotient, name
+
+
+def k_without_nodes(index: Index) -> Iterator[tuple[ast.expr, str]]:
+    """Where only the ranks of one node divide the global batch, though the source speaks of several nodes."""
+    if not any(map(NODE_SIGN.search, index.identifiers)):
         return
     units = index.once("units", index.tree, Units)
+    for quotient, name in _global_over_own(index):
+        kinds = {kind for each in units.definitions[name] for kind in _ranks_in(units, each)}
+        if kinds == {OF_NODE}:
+            yield quotient, name
+
+
+def _ranks_in(units: Units, node: ast.AST, seen: frozenset[str] = frozenset()) -> Iterator[re.Pattern[str]]:
+    """Which counts of ranks are in a number: those of a node, the nodes, or all ranks; `world_size // nnodes` are those of a node."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)) and NODES.search(terminal(node.right)):
+        yield OF_NODE
+        return
+    name = terminal(node) if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else ""
+    found = next((kind for kind in (OF_NODE, NODES, WORLD) if name and kind.search(name)), None)
+    made = units.definitions.get(name, ()) if name and name not in seen and len(seen) < DEEPEST else ()
+    if found is not None and not (found is WORLD and made):
+        yield found
+        return
+    for each in (*ast.iter_child_nodes(node), *made):
+        yield from _ranks_in(units, each, seen | {name} if name else seen)
+
+
+def _global_over_own(index: Index) -> Iterator[tuple[ast.expr, str]]:
+    """Where K is a global batch size over that of one rank, in a program of several."""
+    if not index.is_distributed:
+        return
     told = _told_to_be_global(index)
     for node in every(index.tree, ast.Assign):
         if not isinstance(node, ast.Assign) or not names_k(terminal(node.targets[0])):
             continue
-        name = terminal(node.targets[0])
         quotient = next((part for part in walk(node.value) if _is_quotient(part, told)), None)
-        made = units.definitions[name]
-        if isinstance(quotient, ast.BinOp) and not any(units.mentions(each, WORLD.search) for each in made):
-            yield quotient, name
+        if isinstance(quotient, ast.BinOp):
+            yield quotient, terminal(node.targets[0])
 
 
 def _told_to_be_global(index: Index) -> frozenset[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
-from accumlint.source.reading.counting import k_without_ranks, skips_in_updates
+from accumlint.source.reading.counting import k_without_nodes, k_without_ranks, skips_in_updates
 from accumlint.source.reading.facts import FILE_LINES, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
@@ -57,6 +57,8 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
         note("skips-in-updates" if degree < 1 else "skips-k-twice", bound, recorder.text(bound))
     for quotient, name in k_without_ranks(index):
         note("k-without-ranks", quotient, name)
+    for quotient, name in k_without_nodes(index):
+        note("k-without-nodes", quotient, name)
     if "dist_autograd" in index.identifiers:
         note("dist-autograd", index.tree, "torch.distributed.autograd")
     if SUMS.search(recorder.program.source.text):
