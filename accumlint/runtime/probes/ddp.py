@@ -18,6 +18,7 @@ from accumlint.trace import Kind, Wrapper
 
 FLAG = "require_backward_grad_sync"
 COMM_HOOK = "comm-hook"
+STATIC = "static_graph"
 NO_AVERAGING = "no-averaging"  # the divisor is not the number of ranks
 MAX_DEPTH = 6  # frames between an assignment of the flag and the context manager that makes it
 _OUTLIVING: set[int] = set()  # ids of process groups that are never let go
@@ -38,6 +39,7 @@ def install(recorder: Recorder, patches: Patches) -> None:
     patches.replace(dist, "_register_comm_hook", lambda original: _registering(recorder, buckets, original))
     patches.replace(dist, "_register_builtin_comm_hook", lambda original: _registering_builtin(recorder, buckets, original))
     patches.replace(DistributedDataParallel, "__init__", lambda original: _constructing(recorder, buckets, original, register))
+    patches.replace(DistributedDataParallel, "_set_static_graph", lambda original: _made_static(recorder, original))
     patches.replace(DistributedDataParallel, "_delayed_all_reduce_hook", lambda original: _delayed(recorder, original))
     patches.replace(Join, "notify_join_context", buckets.notifying)
     outer = vars(DistributedDataParallel).get(FLAG)
@@ -111,7 +113,7 @@ def attach(recorder: Recorder, buckets: Buckets, ddp: Any, register: Any) -> Non
     """Makes a wrapper known and puts the recording hook into its reducer."""
     tap = _tapped(recorder, buckets, ddp, register)
     held = weakref.ref(ddp)
-    marks = {"static_graph"} if getattr(ddp, "static_graph", False) else set()
+    marks = {STATIC} if getattr(ddp, "static_graph", False) else set()
     marks |= {COMM_HOOK} if _has_own_hook(ddp, tap) else set()
     marks |= {"process_group"} if _is_own_group(ddp.process_group) else set()
     if buckets.composing is None:
@@ -193,6 +195,25 @@ def _note_hook(recorder: Recorder, tap: Tap) -> None:
     entry = recorder.objects.entry(tap.model)
     entry.options = sorted({*entry.options, COMM_HOOK})
     entry.numbers["hook"] = getattr(tap.inner, "__qualname__", type(tap.inner).__name__)
+
+
+def _made_static(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper that is known already may be told later that its graph is static."""
+
+    @functools.wraps(original)
+    def set_static_graph(ddp: Any) -> Any:
+        result = original(ddp)
+        if recorder.active:
+            try:
+                info = recorder.wrapper_of(ddp)
+                if info is not None:
+                    entry = recorder.objects.entry(info.uid)
+                    entry.options = sorted({*entry.options, STATIC})
+            except Exception as error:
+                recorder.trouble(f"static graph: {type(error).__name__}: {error}")
+        return result
+
+    return set_static_graph
 
 
 def _delayed(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:

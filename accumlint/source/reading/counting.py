@@ -191,11 +191,13 @@ def _is_boundary(index: Index, node: ast.If) -> bool:
 
 def _skips(index: Index) -> Iterator[ast.expr]:
     """The numbers of batches that statements skip."""
+    own = index.functions.get("skip_first_batches", ())  # whose callers say how many
+    helpers = {id(part) for helper in own for part in walk(helper)}
     for node in every(index.tree, ast.Call, ast.For, ast.AsyncFor):
         if isinstance(node, ast.Call) and terminal(node.func) == "skip_first_batches":
             yield from (keyword.value for keyword in node.keywords if keyword.arg == "num_batches")
             yield from node.args[1:2]
-        elif isinstance(node, ast.Call) and terminal(node.func) == "islice" and len(node.args) >= 3:
+        elif isinstance(node, ast.Call) and terminal(node.func) == "islice" and len(node.args) >= 3 and id(node) not in helpers:
             yield node.args[1]
         elif isinstance(node, (ast.For, ast.AsyncFor)) and _only_draws(node):
             yield from node.iter.args[:1] if isinstance(node.iter, ast.Call) else ()
