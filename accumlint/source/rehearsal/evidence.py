@@ -23,6 +23,7 @@ PADDING = re.compile(
     re.IGNORECASE,
 )
 SUMS = re.compile(r"#[^\n]*\breduction\s*={1,2}\s*[\"']?sum\b")  # a comment that says how the losses are meant
+RATES = frozenset({"lr", "learning_rate"})
 MAKERS = frozenset({"randint", "randn", "rand", "zeros", "ones", "full", "empty"})
 RANDOM = frozenset({"randint", "randrange", "choice", "integers", "uniform", "randperm"})
 
@@ -63,6 +64,8 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
         note("dist-autograd", index.tree, "torch.distributed.autograd")
     if SUMS.search(recorder.program.source.text):
         note("sum-convention", index.tree, "losses that are sums")
+    for rate in _rates_over_k(index):
+        note("sum-convention", rate, f"`{recorder.text(rate)}` is a rate for sums")
     by_hand = sorted(index.identifiers & BY_HAND)
     if by_hand:  # whether or not this world comes to it
         note("reduces-by-hand", index.tree, by_hand[0])
@@ -72,6 +75,29 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
     if index.is_distributed:
         found.setdefault("distributed", []).append(Evidence(recorder.place(index.tree), "torch.distributed"))
     return found
+
+
+def _rates_over_k(index: Index) -> Iterator[ast.BinOp]:
+    """`lr=0.1 / k`, where something is gated by k or done k times: the learning rate is divided in the place of the losses."""
+    rates = [
+        value
+        for node in every(index.tree, ast.Call, ast.Assign)
+        for value in (
+            [word.value for word in node.keywords if word.arg in RATES]
+            if isinstance(node, ast.Call)
+            else [node.value]
+            if isinstance(node, ast.Assign) and terminal(node.targets[0]) in RATES
+            else []
+        )
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div) and terminal(value.right)
+    ]
+    if not rates:
+        return
+    counts = {terminal(node.right) for node in every(index.tree, ast.BinOp) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)}
+    for node in every(index.tree, ast.Call):
+        if isinstance(node, ast.Call) and terminal(node.func) == "range":
+            counts |= {terminal(each) for each in node.args}
+    yield from (rate for rate in rates if terminal(rate.right) in counts)
 
 
 class Stretch(NamedTuple):
