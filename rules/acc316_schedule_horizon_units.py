@@ -2,7 +2,8 @@
 
 ## What it does
 Reports the total that a schedule is given (`num_training_steps`, `T_max`, `total_steps`, …) when it is a number of batches that nothing
-divides by K, or a number of updates multiplied by K, while the schedule is stepped beside the optimizer.
+divides by K, the setting that ends a loop of micro-batches, or a number of updates multiplied by K, while the schedule is stepped beside
+the optimizer.
 
 ## Why is this bad?
 The schedule gets through 1/K of its course. A cosine from 1 to 0 with K = 8 ends near 0.96, so that the decay that the run was planned
@@ -31,7 +32,7 @@ Not: a run does not tell what the total of a schedule is made of.
 
 ## When it is silent
 - The schedule is stepped in every micro-batch; then such a total fits it.
-- The total is divided by K, or is a setting of its own.
+- The total is divided by K, or is a setting of its own that ends no loop of micro-batches.
 - What the total is made of cannot be told, or is told in two ways.
 - A total in updates for a schedule that advances per micro-batch is ACC305.
 - A missing factor of the number of processes alone.

@@ -86,6 +86,46 @@ def counts_batches(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and terminal(node.func) == "len" and bool(node.args) and bool(LOADER.search(terminal(node.args[0])))
 
 
+def bounds_in_micro_batches(index: Index) -> frozenset[str]:
+    """The names of settings that end a loop which counts micro-batches: its index, or what it counts up, tells the boundary by K."""
+    return index.once("bounds in micro-batches", index.tree, lambda _: frozenset(_bounds_in_micro_batches(index)))
+
+
+def _bounds_in_micro_batches(index: Index) -> Iterator[str]:
+    counters = _told_by_k(index)
+    if not counters:
+        return
+    units = index.once("units", index.tree, Units)
+    for counter, bound in _ends(index):
+        whole = bound.left if isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Add) else bound  # `range(1, total + 1)`
+        name = terminal(whole) if isinstance(whole, (ast.Name, ast.Attribute)) else ""
+        if name and counter in counters and not names_k(name) and units.degree(whole, counts_batches) is None:
+            yield name
+
+
+def _told_by_k(index: Index) -> set[str]:
+    """The names that count one on for each micro-batch: `if counter % K == 0` steps, and counting stands outside of that."""
+    steps = [node for node in every(index.tree, ast.If) if isinstance(node, ast.If) and Kind.STEP in index.kinds(node.body)]
+    found: set[str] = set()
+    for branch in steps:
+        for part in walk(branch.test):
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and names_k(terminal(part.right)):
+                found |= {terminal(one) for one in walk(part.left) if isinstance(one, (ast.Name, ast.Attribute))}
+    return found - _update_counters(index)
+
+
+def _ends(index: Index) -> Iterator[tuple[str, ast.expr]]:
+    """What counts the turns of an outermost loop, and the bound at which it ends."""
+    loops = every(index.tree, ast.For, ast.While)
+    inner = {id(part) for loop in loops for part in walk(loop) if part is not loop and isinstance(part, (ast.For, ast.While))}
+    for loop in loops:
+        match loop:
+            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[*_, bound])) if id(loop) not in inner:
+                yield terminal(loop.target), bound
+            case ast.While(test=ast.Compare(left=left, ops=[ast.Lt() | ast.LtE()], comparators=[bound])):
+                yield terminal(left), bound
+
+
 def skips_in_updates(index: Index) -> Iterator[tuple[ast.expr, int]]:
     """What a resumed loop compares its index with, or skips of its loader, where that was counted in updates: with its degree of K."""
     counters = _update_counters(index)

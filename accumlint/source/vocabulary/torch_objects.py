@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accumlint.source.reading.counting import counts_batches, total_of, totals_in
+from accumlint.source.reading.counting import bounds_in_micro_batches, counts_batches, total_of, totals_in
 from accumlint.source.reading.facts import LOSS_WORDS, terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.units import Units
@@ -153,9 +153,14 @@ def _in_more_than_updates(state: Machine, call: Call) -> ast.expr | None:
     names = {root.text.rsplit(".", 1)[-1] for root in state.world.knowledge.accumulations.values()}
     known = state.index.once("units", state.index.tree, Units)
     units = known.asking(lambda name: name in names or state.world.knowledge.is_accumulation_name(name))
-    degrees = {units.degree(each, counts_batches) for each in totals} - {None}
+    bounds = bounds_in_micro_batches(state.index)
+    degrees = {units.degree(each, lambda node: counts_batches(node) or _is_bound(node, bounds)) for each in totals} - {None}
     degree = degrees.pop() if len(degrees) == 1 else None
     return units.origin(totals[0]) if degree is not None and degree >= 0 else None
+
+
+def _is_bound(node: ast.expr, bounds: frozenset[str]) -> bool:
+    return isinstance(node, (ast.Name, ast.Attribute)) and terminal(node) in bounds
 
 
 def _roots_in(state: Machine, value: Value, depth: int = 0) -> set[Root]:
