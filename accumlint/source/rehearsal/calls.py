@@ -313,9 +313,10 @@ class Calls(State):
     def _spread_item(self, node: ast.Call, name: str) -> Value | None:
         """A part of the batch that a call is given by its names: `model(**batch)` may well hold labels."""
         for keyword in node.keywords:
-            if keyword.arg is None and isinstance(keyword.value, (ast.Name, ast.Attribute)):
+            if keyword.arg is None and isinstance(keyword.value, (ast.Name, ast.Attribute, ast.Subscript, ast.DictComp)):
                 value = self.force(self.eval(keyword.value))
-                if isinstance(value, Opaque) and (value.born or "data" in value.causes) and not value.forwards:
+                copied = isinstance(value, Mapping) and bool(value.text) and any(key.__class__ is tuple for key in value.items)
+                if copied or (isinstance(value, Opaque) and (value.born or "data" in value.causes) and not value.forwards):
                     return self.item(value, Known(name), node)
         return None
 
