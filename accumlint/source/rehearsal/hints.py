@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-from accumlint.source.reading.facts import LOSS_WORDS
+from accumlint.source.reading.facts import LOSS_WORDS, terminal
 from accumlint.source.reading.words import found_in
+
+TOLD_THE_MASK = "told-the-mask"  # cause of what a model returns that was told which targets count
 
 fetches = found_in(
     re.compile(
@@ -32,3 +35,11 @@ is_part = found_in(
     re.compile(r"^((base_|language_|text_|vision_)?model|(\w+_)?(encoder|decoder|backbone|head|transformer|classifier)|unet)$")
 )
 speaks_of_loss = found_in(LOSS_WORDS)
+masks_targets = found_in(
+    re.compile(r"(^|_)(loss|labels?|targets?|response|completion|action|answer)_masks?$|(^|_)masked_(lm_)?(weights?|mask)$", re.IGNORECASE)
+)
+
+
+def is_told_the_mask(call: ast.Call) -> bool:
+    """`model(ids, labels, loss_mask=mask)`: the loss that comes back is one of the targets that the mask leaves."""
+    return any(masks_targets(word.arg or "") for word in call.keywords) or any(masks_targets(terminal(arg)) for arg in call.args)

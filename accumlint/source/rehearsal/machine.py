@@ -18,7 +18,7 @@ from accumlint.source.rehearsal.contexts import Contexts
 from accumlint.source.rehearsal.counts import BY_INDEX, WHOLE
 from accumlint.source.rehearsal.evaluate import Expressions
 from accumlint.source.rehearsal.execute import Statements
-from accumlint.source.rehearsal.hints import is_part, is_verb, names_count, speaks_of_loss
+from accumlint.source.rehearsal.hints import TOLD_THE_MASK, is_part, is_told_the_mask, is_verb, names_count, speaks_of_loss
 from accumlint.source.rehearsal.iterate import Iteration
 from accumlint.source.rehearsal.loops import Loops
 from accumlint.source.rehearsal.modules import Modules
@@ -132,13 +132,13 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
 
     def _part_called(self, call: Call) -> Value | None:
         """`model.module.encoder(x)`, `unwrapped.model(ids)`: a part of a wrapped module that nobody followed."""
-        method = call.function
-        if not isinstance(method, Method) or not isinstance(method.receiver, Thing) or not (call.args or call.keywords or call.spread):
+        part = call.function
+        whole = part.receiver if isinstance(part, Method) else part.owner if isinstance(part, Opaque) else None
+        if not isinstance(part, (Method, Opaque)) or not isinstance(whole, Thing) or not (call.args or call.keywords or call.spread):
             return None
-        whole = method.receiver
-        if whole.actor.role is not Role.MODEL or whole.wrapped_by is None or not is_part(method.name) or is_verb(method.name):
+        if whole.actor.role is not Role.MODEL or whole.wrapped_by is None or not is_part(part.name) or is_verb(part.name):
             return None
-        return self.attribute(whole, method.name, call.node)
+        return part if isinstance(part, Opaque) else self.attribute(whole, part.name, call.node)
 
     # Models.
     def goes_round(self, model: Value) -> bool:
@@ -166,6 +166,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             *(value for value in call.values if isinstance(value, Opaque)),
         )
         made.causes = (made.causes - ABOUT_MASKS) | {"loss"} | ({"unclear-mean"} if self._may_count(call) else set())
+        made.causes |= {TOLD_THE_MASK} if is_told_the_mask(call.node) else set()
         if self.no_grad:
             made.forwards, made.attached = frozenset(), False
             made.causes |= {self.recorder.cached_by(actor)} if actor is not None else set()
@@ -479,7 +480,8 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
         if direct and isinstance(value.owner, Opaque) and value.owner.weight is not None and value.owner.reduced:
             value.weight, value.reduced = value.owner.weight, True  # part of what a loss function gives
         elif direct:
-            mean = Factor(Quantity.UNITS, -1, None, name, self.recorder.place(node), implicit=True, root="model")
+            uneven = TOLD_THE_MASK in value.causes
+            mean = Factor(Quantity.UNITS, -1, None, name, self.recorder.place(node), implicit=True, root="model", uneven=uneven)
             value.weight = Weight((mean,), known="unclear-mean" not in value.causes)
             value.reduced = True
 

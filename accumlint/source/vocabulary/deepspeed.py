@@ -119,7 +119,8 @@ def backward(state: Machine, call: Call) -> Value | None:
     if isinstance(owner, Opaque) and owner.forwards:
         return _backward_of_loss(state, call, owner)
     loss = state.force(call.args[0] if call.args else call.keywords.get("loss", NONE))
-    engine = engine_of(state, owner) if isinstance(loss, (Opaque, Items)) else None
+    spelled = terminal(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else ""
+    engine = engine_of(state, owner, spelled) if isinstance(loss, (Opaque, Items)) else None
     if engine is None:
         return None
     _note_division(engine, loss)

@@ -68,8 +68,8 @@ def engines(state: Machine) -> Iterator[Engine]:
     return (found for found in state.memory.values() if isinstance(found, Engine))
 
 
-def engine_of(state: Machine, owner: Value | None) -> Engine | None:
-    """The engine that an object is: one seen being made, or one known by its name and by having a backward and a step."""
+def engine_of(state: Machine, owner: Value | None, spelled: str = "") -> Engine | None:
+    """The engine that an object is: one seen being made, or one with a backward and a step that has a name of one, also in its use."""
     actor = actor_of(owner)
     if actor is not None:
         known: Engine | None = state.memory.get((KEY, actor.uid))
@@ -77,7 +77,8 @@ def engine_of(state: Machine, owner: Value | None) -> Engine | None:
             return known
     if not isinstance(owner, Opaque) or owner.path or owner.forwards or owner.born:
         return None
-    if not is_engine_name(state.index, last_name(owner)) or role_of(state, owner) not in {None, Role.MODEL} or _is_of_other_make(owner):
+    named = any(is_engine_name(state.index, name) for name in (last_name(owner), spelled))
+    if not named or role_of(state, owner) not in {None, Role.MODEL} or _is_of_other_make(owner):
         return None
     return _by_name(state, owner)
 
