@@ -47,9 +47,10 @@ def _uneven(run: Run, windows: Sequence[SharedWindow], loops: Loops) -> str:
     if len(known) == len(sums) and all(math.isclose(each, known[0], rel_tol=EXACT) for each in known):
         return ""
     what = listed([window.size for window in windows])
+    stopped = odd[-1] is windows[-1] and run.reports[0]["ended"] == "updates"
     return (
         f"Updates after {what} micro-batches: {run.name_of(odd[0])} has {odd[0].size} where others have {usual}, and it was not seen "
-        f"that a pass over the data ends there."
+        f"that a pass over the data ends there{'; more --steps would tell' if stopped else ''}."
     )
 
 
