@@ -168,8 +168,16 @@ def _written(tree: ast.Module) -> set[int]:
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
             values = [node.left]
         elif isinstance(node, ast.IfExp):
-            values = [one for one in (node.body, node.orelse) if _spelled(one) != "-1"]
+            values = [one for one in (node.body, node.orelse) if _spelled(one) != "-1" and not _stands_for_none(tree, node)]
         written.update(id(part) for value in values for part in walk(value))
         compared = (part for value in values for part in walk(value) if isinstance(part, ast.Compare))
         written.difference_update(id(part) for compare in compared for part in walk(compare))
     return written
+
+
+def _stands_for_none(tree: ast.Module, node: ast.IfExp) -> bool:
+    """`numbers[example.label] if example.label is not None else -100`: the class of an example that has none, as those of a test set."""
+    test = node.test
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.Is, ast.IsNot)) or not LABELS.search(_name(test.left)):
+        return False
+    return not any(id(part) == id(node) for each in every(tree, ast.ListComp, ast.GeneratorExp) for part in walk(each))

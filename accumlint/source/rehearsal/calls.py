@@ -14,6 +14,7 @@ from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
 from accumlint.source.rehearsal.entries import is_test
+from accumlint.source.rehearsal.given import told_by_name
 from accumlint.source.rehearsal.skips import hang
 from accumlint.source.rehearsal.state import DEEPEST_CALL, Call, Frame, State
 from accumlint.source.rehearsal.unclear import enters, runs_decorated
@@ -308,6 +309,8 @@ class Calls(State):
                 left_open = node is None and isinstance(default, Known) and default.value is None
                 if default is None or (left_open and self.world.knowledge.is_accumulation_name(name)):
                     default = self.parameter(function, name)
+                elif node is not None and isinstance(default, Known) and default.roots and name in told_by_name(self.index, function.name):
+                    default = Known(default.value)  # whoever means another number says so, as other calls do
                 frame.names[name] = default
 
     def _spread_item(self, node: ast.Call, name: str) -> Value | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from accumlint.source.reading.facts import FunctionNode
+from accumlint.source.reading.facts import FunctionNode, terminal
 from accumlint.source.reading.index import Index
-from accumlint.source.reading.nodes import walk
+from accumlint.source.reading.nodes import every, walk
 
 DATA_NAME = re.compile(r"batch|data|input|sample|image|target|label|token|(^|_)[xy](_|$)|example|loss", re.IGNORECASE)
 
@@ -54,3 +54,16 @@ def does_one_epoch(index: Index, entry: FunctionNode) -> bool:
         return False
     loops = [part for part in walk(entry) if isinstance(part, (ast.For, ast.AsyncFor, ast.While))]
     return not any(index.has_inner_backward_loop(loop) and not index.gates_outside_inner_loops(loop) for loop in loops)
+
+
+def told_by_name(index: Index, function: str) -> frozenset[str]:
+    """The parameters that some call of the file gives a function of this name by theirs."""
+    return index.once("calls by name", index.tree, _keywords).get(function, frozenset())
+
+
+def _keywords(tree: ast.AST) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for call in every(tree, ast.Call):
+        if isinstance(call, ast.Call):
+            found.setdefault(terminal(call.func), set()).update(word.arg for word in call.keywords if word.arg is not None)
+    return {name: frozenset(words) for name, words in found.items()}
