@@ -83,6 +83,9 @@ def check(trace: Trace) -> Iterator[Finding]:
                 yield from _leftovers(boundaries, windows[0], window)
         elif windows:
             yield from _left_by_a_late_start(boundaries, windows)
+            yield from _left_by_a_running_count(trace, boundaries, windows)
+            for window in windows[2:] if trace.measured and boundaries.size(windows[0]) == 1 else ():
+                yield from _leftovers(boundaries, windows[1], window)
 
 
 def _drops_the_rest(trace: Trace) -> bool:
@@ -147,6 +150,31 @@ def _left_by_a_late_start(boundaries: Boundaries, windows: tuple[Window, ...]) -
         place=gate.place,
         confidence=boundaries.confidence(first[0].optimizer, boundaries.own(first[-1])[-1].index, begun.index),
     )
+
+
+def _left_by_a_running_count(trace: Trace, boundaries: Boundaries, windows: tuple[Window, ...]) -> Iterator[Finding]:
+    """A zero-based count that goes on from pass to pass: the first pass of 2K+1 ends on a boundary, any other does not, and is cleared."""
+    sizes = [boundaries.size(window) for window in windows]
+    if len(sizes) < 4 or sizes[0] != 1 or sizes[1] < 2 or set(sizes[1:]) != {sizes[1]}:
+        return
+    for previous, window in pairwise(windows[1:]):
+        before, after = boundaries.own(previous)[-1], boundaries.own(window)[0]
+        turn, gate = _crossed(before, after), gate_of(window.step) if window.step is not None else None
+        if turn is None or gate is None or window.step is None or "==" not in gate.text or " or " in gate.text:
+            continue
+        between = [zero for zero in trace.of(Kind.ZERO) if before.index < zero.index < after.index]
+        zeros = [zero for zero in between if len(zero.turns) < len(after.turns) and boundaries.acts_on(zero, window.optimizer)]
+        fate = _discarded(zeros, before, after, turn) if zeros else ""
+        if fate:
+            yield at(
+                "ACC307",
+                window.step,
+                f"`{gate.text}` holds at the end of a pass only where the count happens to fit: {fate}",
+                help=HELP,
+                window=window,
+                place=gate.place,
+                confidence=boundaries.stands_still(window.optimizer, before.index, after.index),
+            )
 
 
 def _entries(event: Event) -> list[tuple[int, int]]:
