@@ -39,6 +39,7 @@ FRAMEWORK_ENTRIES: tuple[tuple[bytes, bytes], ...] = (
     (b"device_train_microbatch_size", b"composer"),
     (b"grad_accum=", b"composer"),
 )
+_SIGNS_OF = {entry: [sign for each, sign in FRAMEWORK_ENTRIES if each == entry] for entry, _ in FRAMEWORK_ENTRIES}  # each is sought once
 
 # Each alternative begins with a plain character, which lets the matcher leap from one to the next.
 _QUOTED = re.compile(
@@ -96,7 +97,7 @@ def calls_update(data: bytes) -> bool:
 
 
 def _is_framework_entry(data: bytes) -> bool:
-    return any(entry in data and shown in data for entry, shown in FRAMEWORK_ENTRIES)
+    return any(entry in data and any(sign in data for sign in signs) for entry, signs in _SIGNS_OF.items())
 
 
 def _trains(data: bytes) -> bool:
