@@ -75,6 +75,11 @@ def reduced_by_hand(window: Window, after: Event) -> bool:
     return any(target.role in {Role.MODEL, Role.PARAMETERS} for event in between for target in event.targets)
 
 
+def is_frozen(backward: Event, model: Actor) -> bool:
+    """Whether no parameter of the model has got a gradient, so that there was nothing to reduce."""
+    return bool(backward.reaches) and not {model.uid, model.base} & backward.reaches
+
+
 def switch_before(trace: Trace, model: Actor, reader: Event) -> Event | None:
     """The context or flag that switched synchronisation off for this reader."""
     found = None

@@ -29,7 +29,7 @@ window's last, although its backward ran in `no_sync`, are this mistake.
 ## When it is silent
 FSDP, FSDP2 and ZeRO read the flag in the backward: there a context around the backward alone works. It is silent as
 well where the flag set this late reaches the next forward and leaves the window's last micro-batch unsynchronised:
-that is ACC102, and it is worse.
+that is ACC102, and it is worse. A frozen model reduces nothing, and a wrapper of unknown make may decide in the backward.
 
 ## References
 - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (`no_sync`: the forward
@@ -43,7 +43,7 @@ from collections.abc import Iterator
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._order import family
-from accumlint.rules._sync import in_order, own_forwards, unsynced_updates
+from accumlint.rules._sync import in_order, is_frozen, own_forwards, unsynced_updates
 from accumlint.trace import Actor, Event, Kind, Trace
 
 
@@ -62,7 +62,13 @@ def check(trace: Trace) -> Iterator[Finding]:
                 continue
             for forwards in own_forwards(trace, backward).values():
                 model = forwards[-1].model
-                if model is None or family(model) in said or not _decides_in_forward(model) or not asked & {None, family(model)}:
+                if (
+                    model is None
+                    or family(model) in said
+                    or not _decides_in_forward(model)
+                    or not asked & {None, family(model)}
+                    or is_frozen(backward, model)
+                ):
                     continue
                 if all(forward.sync is True for forward in forwards):
                     yield at(

@@ -35,8 +35,8 @@ The number of reduced buckets in a window is K times the number of buckets of th
 ## When it is silent
 FSDP and ZeRO, where deferring the reduction costs the memory of full gradients and is a choice; `static_graph=True`,
 which does not go with `no_sync`; features cached first and replayed chunk by chunk; a wrapper whose construction is
-not seen. Where a launcher or a setting decides whether the model is wrapped at all, it is only an information. If ACC101, ACC108 or
-ACC109 explains the reductions, they say so alone.
+not seen, or that something unfollowed was told of together with K or the micro-batch. Where a launcher or a setting decides whether the
+model is wrapped at all, it is only an information. If ACC101, ACC108 or ACC109 explains the reductions, they say so alone.
 
 ## References
 - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (`no_sync`)
@@ -46,11 +46,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumlint.findings import Finding, Severity, at
+from accumlint.findings import Confidence, Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import Boundaries
 from accumlint.rules._order import family, forwards_of, sureness
-from accumlint.rules._sync import in_order, off_boundary, own_forwards, times
+from accumlint.rules._sync import in_order, is_frozen, off_boundary, own_forwards, times
 from accumlint.trace import Actor, Event, Kind, Trace, Window, Wrapper
 
 WRITTEN = "written"  # strategy and number of processes stand in the source
@@ -74,7 +74,7 @@ def check(trace: Trace) -> Iterator[Finding]:
                 model = forwards[-1].model
                 if model is None or not _judged(model) or family(model) in explained or forwards[-1].sync is not True:
                     continue
-                if not (trace.measured and _is_frozen(backward, model)):
+                if not (trace.measured and is_frozen(backward, model)):
                     yield _finding(trace, window, backward, model)
 
 
@@ -88,7 +88,7 @@ def _finding(trace: Trace, window: Window, backward: Event, model: Actor) -> Fin
         help=f"run the forward and the backward of all but the window's last micro-batch in `{model.name}.no_sync()`",
         window=window,
         place=backward.in_loop,
-        confidence=sureness(trace, begins, backward, model),
+        confidence=Confidence.MEDIUM if "comm-hook" in model.options else sureness(trace, begins, backward, model),
         severity=Severity.INFO if model.options & AT_RUN_TIME and WRITTEN not in model.options else None,
     )
 
@@ -111,11 +111,6 @@ def _is_thrown_away(view: Boundaries, window: Window, backward: Event) -> bool:
         and all((guard.place, guard.holds) in around for guard in zero.guards)
         for zero in window.of(Kind.ZERO)
     )
-
-
-def _is_frozen(backward: Event, model: Actor) -> bool:
-    """Whether no parameter of the model has got a gradient, so that there was nothing to reduce."""
-    return bool(backward.reaches) and not {model.uid, model.base} & backward.reaches
 
 
 def _judged(model: Actor) -> bool:

@@ -36,7 +36,9 @@ The value was all-reduced or broadcast before; the other branch runs the backwar
 skipped, on a gradient norm or an overflow, which are the same on all ranks once the gradients are reduced; each rank takes its
 share of the batches by their numbers (`i % world_size == rank`); the skip can fall only on micro-batches that are not
 synchronised, in a run of one process that makes no wrapper, or only on backwards of a model that no wrapper synchronises, whose
-gradients are reduced by hand before the step; one rank updates something of its own (a multiplier) and broadcasts it right after.
+gradients are reduced by hand before the step; one rank updates something of its own (a multiplier) and broadcasts it right after;
+the condition is the answer of a function that could not be followed and was given the data or the loss, for it may ask the other
+ranks.
 
 ## References
 - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html

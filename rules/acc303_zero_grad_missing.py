@@ -32,6 +32,7 @@ The last window's gradients are still there when the first backward of the next 
 - `torch.distributed.autograd`, whose contexts hold the gradients.
 - The gradients are cleared later, inside the next window (ACC302).
 - The zeroing waits for the boundary and the loss is divided by K, only the step does not wait (ACC301).
+- Something that could not be followed holds the optimizer, or was handed it, and may clear after a step.
 - Another optimizer's loss leaves gradients here in between (ACC314).
 - An optimizer whose construction is not seen and that is cleared nowhere is reported with medium confidence: its own `step` may clear.
 
@@ -81,7 +82,11 @@ def check(trace: Trace) -> Iterator[Finding]:
                 f"nothing clears the gradients after `{step.text}`, so the next backward adds to those that this step has used.",
                 help=f"call `{optimizer.name}.zero_grad()` after the step",
                 window=window,
-                confidence=min(_confidence(optimizer, zeros), view.confidence(optimizer, step.index, added[0].index)),
+                confidence=min(
+                    _confidence(optimizer, zeros),
+                    _left_alone(trace, optimizer, step),
+                    view.confidence(optimizer, step.index, added[0].index),
+                ),
                 place=step.in_loop,
             )
 
@@ -103,6 +108,13 @@ def _most(backwards: list[Event]) -> float:
 
 def _clears_itself(step: Event) -> bool:
     return bool(CLEARS_ITSELF & step.options) or "zero_grad=True" in step.text.replace(" ", "")
+
+
+def _left_alone(trace: Trace, optimizer: Actor, step: Event) -> Confidence:
+    """A function that nobody followed and that was handed the optimizer may have seen to it that a step clears."""
+    handed = (event for event in trace.of(Kind.OPAQUE) if "said" in event.options and event.index < step.index)
+    patched = any(target.uid == optimizer.uid for event in handed for target in event.targets)
+    return Confidence.MEDIUM if patched else Confidence.HIGH
 
 
 def _confidence(optimizer: Actor, zeros: list[int]) -> Confidence:

@@ -153,6 +153,8 @@ def _not_set_back(trace: Trace, view: Boundaries, windows: list[Window]) -> str:
     first, *rest = (view.size(window) for window in windows)
     if first < 2 or len(rest) < 2 or set(rest) != {1} or any(trace.fact(name) for name in UNLIKE):
         return ""
+    if trace.fact("unclear-gate") or not all(map(gate_of, _steps(windows))):
+        return ""
     if not all(one.weight is not None and one.weight.of(Quantity.ACCUMULATION) for window in windows for one in view.own(window)):
         return ""
     k = trace.accumulation

@@ -40,6 +40,7 @@ A save call that includes an optimizer's state dict between two backwards of one
 - Only weights are saved: an export is as good between two micro-batches as after the step, for the parameters are the same.
 - The save follows the last batch, or the end of a pass over the data (what is left over there is ACC307's).
 - The save is conjoined with the boundary, or its period is a multiple of the window.
+- The save waits for an answer that could not be followed (`if should_save(i):`).
 - It stands in the handler of an exception or an interrupt: losing a part of a window is then the smaller loss.
 - `save_every` is in place and divisible by a K in place.
 

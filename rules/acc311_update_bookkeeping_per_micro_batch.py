@@ -37,6 +37,7 @@ With Accelerate, call it under `if accelerator.sync_gradients:`.
 - The average is that of a metric, not of weights.
 - Nothing shows that a counter is one of updates. It is where its limit is made of `len(loader)` divided by K, where it sets the learning
   rate beside the step, or where its name says so (`num_updates`, `optimizer_steps`).
+- The average was told of K or given the optimizer, or waits for an answer that could not be followed.
 - It is moved once an epoch, or where no window is open.
 - Averages over ranks (`PeriodicModelAverager`).
 

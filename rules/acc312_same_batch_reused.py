@@ -33,6 +33,7 @@ same: several passes over one batch look alike in a run.
 
 ## When it is silent
 - Deliberate passes over one batch: the loss is not divided by the count, or its name says so (adversarial steps, repeats, samples, views).
+- Something that could not be followed makes new data of the batch in every turn (`augment(batch)`).
 - The same data in every window of the run, as in a benchmark on one fixed batch.
 - A fresh iterator over a loader that shuffles, or a pass over the whole loader in every window.
 
@@ -75,6 +76,8 @@ def _compared(trace: Trace, boundaries: Boundaries, before: Window, window: Wind
     inputs, earlier = _inputs(forwards), _inputs(_forwards(boundaries, before))
     if trace.accumulation is None or len(inputs) != trace.accumulation.value or len(inputs) < 2 or not all(inputs):
         return
+    if any("remade" in forward.options for forward in forwards):
+        return  # something unseen makes new data of the batch each time
     if len({forward.micro_batch for forward in forwards}) < 2:  # several losses of one batch, not a window
         return
     fetch = _fetch(trace, forwards[0])

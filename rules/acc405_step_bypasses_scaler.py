@@ -26,7 +26,8 @@ optimizer.zero_grad()
 The gradients reach the step multiplied by the loss scale.
 
 ## When it is silent
-The gradients were unscaled before, by the scaler or by hand; a disabled scaler.
+The gradients were unscaled before, by the scaler or by hand; a disabled scaler; something that could not be followed was given the
+parameters in between.
 
 ## References
 - https://docs.pytorch.org/docs/stable/amp.html (`GradScaler.step`)

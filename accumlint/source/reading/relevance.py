@@ -10,6 +10,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
@@ -41,7 +42,18 @@ READING = (
     *(ast.Return, ast.Yield, ast.YieldFrom, ast.Assert, ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign),
 )
 MAKING = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.If, ast.While, ast.keyword, ast.Call)
+HOLDERS = (ast.Call, ast.Dict, ast.List, ast.Tuple)
 COMPOUND = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+
+
+TRAINS = re.compile(r"(^|_)(model|net|network|optim(izer)?|opt|scaler|parameters|params)s?(_|$)|[a-z](Model|Net|Optimizer)$")
+USED_TO_TRAIN = frozenset({"parameters", "named_parameters", "zero_grad", "no_sync", "unscale_", "param_groups"})
+NOTHING: frozenset[str] = frozenset()
+PLAIN_BASES = frozenset(
+    """
+    Module object ABC Dataset IterableDataset Sampler Optimizer Enum NamedTuple TypedDict Protocol Exception
+    """.split()
+)
 
 
 class Relevance:
@@ -50,6 +62,7 @@ class Relevance:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.known: dict[int, bool] = {}  # whether statements are idle, as far as that was asked
+        self.holding = frozenset(self._made_of_what_trains())
         self.needed = self._close(self._start())
 
     def idle(self, node: ast.stmt) -> bool:
@@ -87,6 +100,8 @@ class Relevance:
             if _declares_option(node, part) and not self.index.callees(part):
                 continue
             touched = {terminal(arg) for arg in part.args} | {receiver} if isinstance(node, ast.Expr) else set()
+            if "self" in touched and (receiver != "self" or self.derives) and not self.index.callees(part):
+                return True  # what a base class does that is not there, or who is handed the object
             if (
                 touched & self.needed
                 or name in self.index.tracked
@@ -96,9 +111,32 @@ class Relevance:
                 return True
         return False
 
+    @cached_property
+    def derives(self) -> bool:
+        """Whether a class derives from one that is not in these files."""
+        bases = (terminal(base) for cls in every(self.index.tree, ast.ClassDef) if isinstance(cls, ast.ClassDef) for base in cls.bases)
+        return any(base not in self.index.classes and base not in PLAIN_BASES for base in bases)
+
+    def _made_of_what_trains(self) -> Iterator[str]:
+        """The names of objects that are made of models, optimizers and scalers, and that are used in calls made for what they do."""
+        said = [node.value for node in every(self.index.tree, ast.Expr) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+        used = {terminal(call.func.value) for call in said if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)}
+        used |= {arg.id for call in said if isinstance(call, ast.Call) for arg in call.args if isinstance(arg, ast.Name)}
+        for node in every(self.index.tree, ast.Assign):
+            if isinstance(node, ast.Assign) and isinstance(node.value, HOLDERS) and self._holds(node.value):
+                yield from (used & {terminal(target) for target in node.targets}) - {"self"}
+
+    def _holds(self, made: ast.expr) -> bool:
+        if isinstance(made, ast.Call):
+            parts = [] if self.index.callees(made) else [*made.args, *(keyword.value for keyword in made.keywords)]
+        else:
+            parts = list(made.values) if isinstance(made, ast.Dict) else getattr(made, "elts", [])
+        given = map(terminal, parts)
+        return any(name == "self" or TRAINS.search(name) or self.index.usage.get(name, NOTHING) & USED_TO_TRAIN for name in given)
+
     def _start(self) -> set[str]:
         """The names that event-bearing statements and what guards them read."""
-        found: set[str] = set()
+        found: set[str] = set(self.holding)
         for node in every(self.index.tree, *READING):
             if isinstance(node, (ast.If, ast.While, ast.IfExp)):
                 if (

@@ -9,8 +9,9 @@ from typing import Any
 from accumlint.source.reading.nodes import walk
 from accumlint.source.rehearsal.branches import ways_out
 from accumlint.source.rehearsal.conditions import advances, multiplies_by_zero
+from accumlint.source.rehearsal.holding import used
 from accumlint.source.rehearsal.state import Leave, Signal, State
-from accumlint.source.rehearsal.unclear import ask_for_sync, counting, enters, hang_on
+from accumlint.source.rehearsal.unclear import ask_for_sync, counting, enters, hang_on, hang_on_exception
 from accumlint.source.rehearsal.values import (
     Known,
     Opaque,
@@ -41,10 +42,13 @@ class Blocks(State):
             ask_for_sync(self, chosen)
         value = self.force(chosen)
         enters(self, value)
+        used(self, value, first.context_expr)
         if isinstance(value, Stream) and value.kind == "generator":
             return self._with_generator(node, first, rest, value)
         with counting(self, value, first, node.body):
-            return self.within(value, first, lambda: self._with_items(node, rest))
+            signal = self.within(value, first, lambda: self._with_items(node, rest))
+        used(self, value, first.context_expr)
+        return signal
 
     def within(self, value: Value, item: ast.withitem, body: Any) -> Signal | None:
         """Runs a with body inside a context."""
@@ -80,6 +84,7 @@ class Blocks(State):
 
     def _exec_Try(self, node: ast.Try) -> Signal | None:
         handlers = [handler for handler in node.handlers if self._swallows(handler)]
+        hang_on_exception(self, node)
         kinds = self.index.kinds(node.body)
         # Around the step alone gradients are reduced already: what overflows there does so on every rank.
         skip = (

@@ -15,9 +15,11 @@ from accumlint.source.rehearsal.access import bind
 from accumlint.source.rehearsal.builtin import BUILTIN_CALLS, call_method_of_plain
 from accumlint.source.rehearsal.entries import is_test
 from accumlint.source.rehearsal.given import told_by_name
+from accumlint.source.rehearsal.holding import how_said, keep, opens_quietly, parts_of, reached_through, within
+from accumlint.source.rehearsal.packages import is_of_harmless_package
 from accumlint.source.rehearsal.skips import hang
 from accumlint.source.rehearsal.state import DEEPEST_CALL, Call, Frame, State
-from accumlint.source.rehearsal.unclear import enters, runs_decorated
+from accumlint.source.rehearsal.unclear import enters, may_switch, runs_decorated
 from accumlint.source.rehearsal.values import (
     NONE,
     Builtin,
@@ -426,22 +428,19 @@ class Calls(State):
             if part.__class__ is Opaque and part.attached:
                 made.attached = True
                 break
-        actors = [actor for actor in map(actor_of, values) if actor is not None]
-        tracked = tuple([actor for actor in actors if actor.role is not Role.LOADER])
-        nested = tuple(
-            [
-                actor
-                for value in values
-                if isinstance(value, Instance)
-                for actor in map(actor_of, value.attributes.values())
-                if actor is not None
-            ]
-        )
+        tracked = tuple([actor for value in values for actor in within(self, value) if actor.role is not Role.LOADER])
+        nested = tuple([actor for value in values for actor in parts_of(value)])
         holder = actor_of(receiver)
         if holder is not None and holder.role in {Role.OPTIMIZER, Role.SCALER} and scales(call.name):
             tracked += (holder,)
-        if (tracked or nested) and self.forward is None and not isinstance(call.function, Builtin) and not _is_harmless(call):
-            self.recorder.emit(Kind.OPAQUE, call.node, targets=tracked + nested)
+        given = tracked + nested
+        if values and not isinstance(call.function, Builtin):
+            keep(self, call, made)
+        if self.forward is None and not isinstance(call.function, Builtin) and not (_is_harmless(call) or opens_quietly(self, call)):
+            given += reached_through(self, call)
+            if given:
+                self.recorder.emit(Kind.OPAQUE, call.node, targets=given, options=how_said(self, call))
+                may_switch(self, call, given)
         for value in values:
             if isinstance(value, (Function, Partial)) and self.index.kinds(_node_of(value)):
                 self.limits.append(f"{self.recorder.text(call.node)}: calls back a function that trains")
@@ -451,7 +450,9 @@ class Calls(State):
 
 def _is_harmless(call: Call) -> bool:
     """Whether an unknown call leaves gradients as they are: by its name, or as a function of torch's own that works out of place."""
-    return is_harmless(call.name) or (call.path.startswith("torch.") and call.path.count(".") == 1 and not call.name.endswith("_"))
+    if is_harmless(call.name) or is_of_harmless_package(call.path):
+        return True
+    return call.path.startswith("torch.") and call.path.count(".") == 1 and not call.name.endswith("_")
 
 
 def _is_nothing(default: Value | None) -> bool:

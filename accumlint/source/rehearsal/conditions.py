@@ -17,7 +17,7 @@ from accumlint.source.rehearsal.names import RANK_NAME
 from accumlint.source.rehearsal.periods import clears_otherwise, is_modulus
 from accumlint.source.rehearsal.skips import HANGS, returns_fresh
 from accumlint.source.rehearsal.state import Frame, Signal, State
-from accumlint.source.rehearsal.unclear import ask_of_sides, is_flag
+from accumlint.source.rehearsal.unclear import ask_of_sides, is_flag, may_be_agreed
 from accumlint.source.rehearsal.values import (
     NONE,
     Context,
@@ -281,7 +281,7 @@ class Conditions(State):
         self, node: ast.If, test: Opaque, skipped: frozenset[Kind], leaves: str, body: Sequence[ast.stmt], lost: Sequence[ast.stmt]
     ) -> Event:
         """Notes the way that does not train: `body` runs on it, `lost` is left out."""
-        options = {"agreed"} if test.agreed else set()
+        options = {"agreed"} if test.agreed or may_be_agreed(self, test) else set()
         held = not skipped & {Kind.FORWARD, Kind.BACKWARD}  # only the update waits for it
         if self.index.once("deals out", node, lambda _: _deals_out(node.test)) or (held and is_flag(test)):
             options.add("agreed")

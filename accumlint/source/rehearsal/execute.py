@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from accumlint.source.reading.counting import counted_in_updates
+from accumlint.source.reading.facts import terminal
 from accumlint.source.rehearsal.arithmetic import combine
 from accumlint.source.rehearsal.assign import Assignments
 from accumlint.source.rehearsal.blocks import Blocks
@@ -97,7 +98,8 @@ class Statements(Assignments, Conditions, Blocks):
         if isinstance(current, Items) and isinstance(value, Items) and isinstance(node.op, ast.Add):
             current.items.extend(value.items)
             return
-        if isinstance(current, Opaque) and isinstance(node.op, ast.Add) and self._is_counter(current, value):
+        counts = isinstance(current, Opaque) and isinstance(node.op, ast.Add) and not self._is_object(current, node.target)
+        if counts and isinstance(current, Opaque) and self._is_counter(current, value):
             current = Known(0)
         result = combine(self, type(node.op), current, value, node)
         self.retained_sum(node, current, value, result)
@@ -127,6 +129,13 @@ class Statements(Assignments, Conditions, Blocks):
 
     def retained_sum(self, node: ast.AST, current: Value, value: Value, result: Value) -> None:
         """A loss with its graph added to a running sum."""
+
+    def _is_object(self, current: Opaque, target: ast.expr) -> bool:
+        """Whether what is added to is more than a number: an object that a call made and that has attributes."""
+        key = current.key
+        while key[0] == "Add" and isinstance(key[1], tuple):
+            key = key[1]
+        return key[0] == "call" and bool(self.index.usage.get(terminal(target)))
 
     def _is_counter(self, current: Opaque, value: Value) -> bool:
         """`step += 1` on a number that is not known (resumed, given): it starts at a boundary, so from zero."""

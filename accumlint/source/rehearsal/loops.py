@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
+from accumlint.source.rehearsal.holding import used
 from accumlint.source.rehearsal.iterate import MOST_TURNS, STOP, carries
 from accumlint.source.rehearsal.names import COUNTER_NAMES
 from accumlint.source.rehearsal.record import OpenTurn
 from accumlint.source.rehearsal.state import BREAK, Leave, Signal, State
+from accumlint.source.rehearsal.unclear import goes_over, hang_on_turns
 from accumlint.source.rehearsal.values import Function, Instance, Items, Known, Opaque, Plan, Root, Stream, Value
 from accumlint.source.rehearsal.worlds import OUTER_TURNS
 from accumlint.trace import Kind
@@ -29,6 +31,8 @@ class Loops(State):
         generator, wrap = self._peel(source, node)
         if generator is not None:
             return self._consume(node, generator, wrap, entry)
+        hang_on_turns(self, node, source)
+        goes_over(self, source)
         bound = self._turns(node, source)
         self.prepares = not self.recorder.turns and not self._holds_events(node)
         plan = self.plan(source, node.iter, bound)
@@ -162,6 +166,7 @@ class Loops(State):
                 else OpenTurn(node.lineno, at, entry, at == count - 1 and not endless, endless, source=over, parts=parts, micro=micro)
             )
             self.recorder.turns.append(turn)
+            used(self, over, node.iter)
             try:
                 if micro_loop:
                     self.recorder.new_data()
@@ -336,6 +341,7 @@ class Loops(State):
             known = isinstance(test, Known) and not isinstance(node.test, ast.Constant)
             if at == 0:
                 self._learn_bound(test, kinds, node)
+                hang_on_turns(self, node, test)
             if not self.truth(test, True, flips=False):
                 break
             exact = known and not self._is_outer(node) and (bool(kinds) or not self._is_bound_by_data(test))

@@ -19,12 +19,13 @@ from accumlint.source.rehearsal.counts import BY_INDEX, WHOLE
 from accumlint.source.rehearsal.evaluate import Expressions
 from accumlint.source.rehearsal.execute import Statements
 from accumlint.source.rehearsal.hints import TOLD_THE_MASK, is_part, is_told_the_mask, is_verb, names_count, speaks_of_loss
+from accumlint.source.rehearsal.holding import HELD, may_be_named
 from accumlint.source.rehearsal.iterate import Iteration
 from accumlint.source.rehearsal.loops import Loops
 from accumlint.source.rehearsal.modules import Modules
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.rehearsal.state import Call, choices
-from accumlint.source.rehearsal.unclear import ask_for_sync
+from accumlint.source.rehearsal.unclear import ask_for_sync, how_made, is_accumulation
 from accumlint.source.rehearsal.unfollowed import Unfollowed
 from accumlint.source.rehearsal.values import (
     TRUE,
@@ -147,6 +148,9 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
     def is_model(self, value: Value | None) -> bool:
         return role_of(self, value) is Role.MODEL
 
+    def actor_by_name(self, value: Value) -> Actor | None:
+        return as_actor(self, value, role) if may_be_named(value) and (role := role_of(self, value)) in HELD else None
+
     def as_model(self, value: Value | None) -> Actor | None:
         return as_actor(self, value, Role.MODEL) if self.is_model(value) else None
 
@@ -175,7 +179,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             made.forwards |= forwards | ({self.forward} if self.forward is not None else set())
             made.attached = True
             return made
-        index = self.goes_forward(model, actor, call.node, data)
+        index = self.goes_forward(model, actor, call.node, data, how_made(self, call.values))
         result = self._follow_forward(model, call, index, method)
         if result is None or (isinstance(result, Items) and result.open and not result.items):  # a list filled in a loop not run in full
             made.forwards = forwards | {index}
@@ -185,7 +189,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             self._attach(result, index)
         return result
 
-    def goes_forward(self, model: Value, actor: Actor, node: ast.AST, data: frozenset[int]) -> int:
+    def goes_forward(self, model: Value, actor: Actor, node: ast.AST, data: frozenset[int], options: frozenset[str] = frozenset()) -> int:
         """Writes down a forward, through the wrapper or round it; its number."""
         wrapper, bypass = self._wrapper_of(model)
         self.recorder.uses(data)
@@ -197,6 +201,7 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             bypass=bypass,
             reaches=self._trained(model, actor),
             data=tuple(sorted(data)),
+            options=options,
         )
         if not bypass:
             self.models[event.index] = wrapper or model
@@ -208,6 +213,8 @@ class Machine(Contexts, Iteration, Expressions, Calls, Loops, Statements, Module
             return True
         values = [self.force(value) for value in call.values]
         counts = {Quantity.UNITS, Quantity.WINDOW_UNITS, Quantity.GLOBAL_UNITS}
+        if any(is_accumulation(self, value) for value in values):
+            return True  # it may divide by K itself
         return any(map(names_count, call.keywords)) or any(isinstance(value, Opaque) and value.quantity in counts for value in values)
 
     def _wrapper_of(self, model: Value) -> tuple[Value | None, bool]:

@@ -333,7 +333,7 @@ class Rehearsal:
             if kept:
                 facts.setdefault(name, []).extend(kept)
         seen = perhaps(machine, narrowed(machine.recorder.events, machine.recorder.ends))
-        for events in split_by_loop(without_sync(seen) if unclear(machine.sync_asked) else seen):
+        for events in split_by_loop(without_sync(seen) if unclear(machine.elsewhere.sync_asked) else seen):
             if not any(event.kind is Kind.BACKWARD for event in events):
                 continue
             accumulation = accumulation_of(machine, events, self.entry)

@@ -12,6 +12,7 @@ from typing import Any
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.program import Program
 from accumlint.source.reading.relevance import Relevance
+from accumlint.source.rehearsal.elsewhere import Elsewhere
 from accumlint.source.rehearsal.record import OpenTurn, Recorder
 from accumlint.source.rehearsal.values import (
     FALSE,
@@ -37,7 +38,7 @@ from accumlint.source.rehearsal.values import (
     nested_key,
 )
 from accumlint.source.rehearsal.worlds import MOST_STEPS, OutOfSteps, World, is_together
-from accumlint.trace import Kind, Place
+from accumlint.trace import Actor, Kind
 from accumlint.weight import Quantity
 
 DEEPEST_CALL = 14
@@ -158,10 +159,9 @@ class State:
 
     __slots__ = tuple(
         """
-        index recorder relevance world globals program modules frame kept_frames holders steps running journal supposed sides
-        forward no_grad contexts limits asked last_branch last_test entered covered managing model_calls consumers yield_roots
-        counted_in loss_calls pieces keys names_of_data identities batch_counts sizes sync_asked asked_at moved lent _data prepares
-        numbers_in bounds
+        index recorder relevance world globals program modules frame kept_frames holders steps running journal supposed sides forward
+        no_grad contexts limits asked last_branch last_test entered covered managing model_calls consumers yield_roots counted_in
+        loss_calls pieces keys names_of_data identities batch_counts sizes elsewhere _data prepares numbers_in bounds
         """.split()
     )  # found sooner than in a dict of this size
 
@@ -201,10 +201,7 @@ class State:
         self.names_of_data: dict[Key, str] = {}  # of the tensors that were summed or multiplied by
         self.identities: dict[str, Data] = {}  # what those names stand for
         self.batch_counts: set[Key] = set()  # settings that a loader's length divides: `epochs = ceil(steps / len(loader))`
-        self.sync_asked: dict[str, set[Key]] = {}  # the open conditions on which synchronisation hung, by what they ask
-        self.asked_at: dict[Place, dict[str, set[Key]]] = {}  # likewise those on which updates and such hung, by the tests that asked
-        self.moved: set[Key] = set()  # objects nobody knows, one of whose methods was called in a loop for what it does
-        self.lent: set[Key] = set()  # what unknown calls made of a model
+        self.elsewhere = Elsewhere()
         self.sizes: dict[Key, int] = {}  # the numbers of micro-batches' sizes and of the batches that they are cut from
         self.bounds: dict[Key, tuple[int, int, int]] = {}  # of settings that end a counter: it, the micro-batches and the events by then
         self.numbers_in: dict[Key, frozenset[Root]] = {}  # by a number nobody knows, the lengths and settings it was computed from
@@ -289,6 +286,9 @@ class State:
         raise NotImplementedError
 
     def forward_of(self, call: Call, model: Value, method: str = "forward") -> Value:
+        raise NotImplementedError
+
+    def actor_by_name(self, value: Value) -> Actor | None:
         raise NotImplementedError
 
     # Shared by all parts.

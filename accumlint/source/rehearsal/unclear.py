@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.reading.nodes import every
 from accumlint.source.reading.words import found_in
-from accumlint.source.rehearsal.branches import seen
+from accumlint.source.rehearsal.branches import seen, ways_out
+from accumlint.source.rehearsal.hints import speaks_of_loss
+from accumlint.source.rehearsal.holding import is_harmless_context, is_said
+from accumlint.source.rehearsal.packages import is_of_harmless_package
 from accumlint.source.rehearsal.state import PERSONAL, Call, State
-from accumlint.source.rehearsal.values import Instance, Key, Known, Opaque, Phi, Value, key_of
-from accumlint.trace import PERHAPS, Event, Guard, Kind, Place
+from accumlint.source.rehearsal.values import Builtin, Instance, Key, Known, Opaque, Phi, Stream, Value, actor_of, key_of
+from accumlint.trace import PERHAPS, Actor, Event, Guard, Kind, Place, Role
 from accumlint.weight import Quantity
 
 if TYPE_CHECKING:
@@ -34,21 +37,18 @@ tells = found_in(re.compile(r"(^|_)(log|print|write|report|info|debug|warn|warni
 tells_of_windows = found_in(re.compile(r"accum|micro|window|split|chunk|repeat|(^|[^a-z])every", re.IGNORECASE))
 reduces = found_in(re.compile(r"reduce|gather|sync|(^|_)sum(_|$)|total|agree|_$", re.IGNORECASE))
 COUNTS = frozenset({Quantity.UNITS, Quantity.WINDOW_UNITS})
-is_harmless_context = found_in(
-    re.compile(r"autocast|profil|timer|record|eval|grad|inference|summon|gather|trace|range|tqdm", re.IGNORECASE)
-)
 
 
 def ask_for_sync(state: State, value: Value) -> None:
     """Remembers the open conditions behind a value that switches synchronisation, and the numbers that counters are compared with."""
     for leaf in _leaves(value):
-        state.sync_asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
+        state.elsewhere.sync_asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
     known = state.world.knowledge.accumulations
     if not isinstance(value, Known) or (value.origin is not None and state.index.has_modulo(value.origin)):
         return
     for root in value.gates:
         if root.kind == "setting" and root.key not in known:
-            state.sync_asked.setdefault(root.text, set()).update((root.key, ("counter", *root.key)))
+            state.elsewhere.sync_asked.setdefault(root.text, set()).update((root.key, ("counter", *root.key)))
 
 
 def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
@@ -59,9 +59,9 @@ def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
     either = branch.kinds ^ branch.other or _after_leaving(state, node)
     if Kind.SYNC_OFF in either:
         ask_for_sync(state, test)
-    if not isinstance(test, Opaque) or test.causes & PERSONAL - {"data"} or not either & {Kind.STEP, *HANGING}:
+    if not isinstance(test, Opaque) or test.causes & PERSONAL - {"data"} or not (branch.books or either & {Kind.STEP, *HANGING}):
         return
-    asked = state.asked_at.setdefault(state.recorder.place(node.test), {})
+    asked = state.elsewhere.asked_at.setdefault(state.recorder.place(node.test), {})
     for leaf in _leaves(test):
         asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
 
@@ -77,7 +77,7 @@ def _after_leaving(state: State, node: ast.If) -> frozenset[Kind]:
 def _asked(state: State, leaf: Opaque) -> Iterator[Key]:
     """What a condition is about: one thing, or a new one each time, where an object moved on or is asked where it is."""
     yield leaf.key
-    if _is_of(leaf.key, state.moved) or _asks(leaf):
+    if _is_of(leaf.key, state.elsewhere.moved) or _asks(leaf):
         yield ("moved", *leaf.key)
 
 
@@ -85,7 +85,7 @@ def _is_of(key: object, moved: set[Key], depth: int = 0) -> bool:
     """Whether a value is read from one of these objects: `state.count`, `state.count >= k`."""
     if not isinstance(key, tuple) or not key or depth > DEEPEST:
         return False
-    if key[0] in {".", "[]"} and len(key) > 1 and key[1] in moved:
+    if key in moved or (key[0] in {".", "[]"} and len(key) > 1 and key[1] in moved):
         return True
     return key[0] in {".", "[]", "compare", "not"} and any(_is_of(part, moved, depth + 1) for part in key[1:])
 
@@ -99,7 +99,7 @@ def is_flag(test: Value) -> bool:
 def _marks(leaf: Opaque) -> bool:
     if leaf.forwards or leaf.causes & PERSONAL - {"data"} or "data" not in leaf.causes:
         return False
-    return leaf.key[0] in {".", "[]", "part"} or _asks(leaf)
+    return leaf.key[0] in {".", "[]", "part", "data"} or _asks(leaf)
 
 
 def _asks(leaf: Opaque) -> bool:
@@ -119,10 +119,65 @@ def hang_on(state: State, nodes: Iterable[ast.AST], asked: Value, text: str) -> 
     for node in nodes:
         kinds = state.index.kinds(node)
         if Kind.SYNC_OFF in kinds:
-            state.sync_asked.setdefault(text, set()).update(keys)
+            state.elsewhere.sync_asked.setdefault(text, set()).update(keys)
         if kinds & {Kind.STEP, *HANGING}:
             at = node.subject if isinstance(node, ast.Match) else node
-            state.asked_at.setdefault(state.recorder.place(at), {}).setdefault(text, set()).update(keys)
+            state.elsewhere.asked_at.setdefault(state.recorder.place(at), {}).setdefault(text, set()).update(keys)
+
+
+def hang_on_turns(state: State, node: ast.For | ast.AsyncFor | ast.While, asked: Value) -> None:
+    """`while pending(i): step()`, `for _ in counted: step()`: how often an update in it happens hangs on what nobody can follow."""
+    kinds = state.index.kinds(node.body)
+    if not state.recorder.turns or Kind.STEP not in kinds or kinds & {Kind.BACKWARD, Kind.FORWARD} or not isinstance(asked, Opaque):
+        return
+    if isinstance(node, ast.While):
+        place, text = state.recorder.place(node.test), state.recorder.text(node.test)
+    else:
+        named = {part.id for part in every(node.target, ast.Name) if isinstance(part, ast.Name)}
+        if any(isinstance(part, ast.Name) and part.id in named for each in node.body for part in every(each, ast.Name)):
+            return  # it goes over optimizers or the like
+        place, text = state.recorder.place(node.iter), state.recorder.text(node.iter)
+    if asked.key[0] != "parameter" or isinstance(node, ast.For):
+        asked_here = state.elsewhere.asked_at.setdefault(replace(place, line=node.lineno, end_line=node.end_lineno or node.lineno), {})
+        asked_here.setdefault(text, set()).update({("turned", 0), ("turned", 1)})
+
+
+def hang_on_exception(state: State, node: ast.Try) -> None:
+    """`try: wait(i) except NotYet: continue`: what follows waits for something that nobody can follow."""
+    if not any(ways_out(handler.body) & {"continue", "return"} for handler in node.handlers) or not state.recorder.turns:
+        return
+    own, rest = state.index.kinds(node.body), state.index.following(node) + node.orelse
+    if own & {Kind.FORWARD, Kind.BACKWARD, Kind.STEP} or Kind.BACKWARD in (kinds := state.index.kinds(rest)):
+        return
+    if kinds & {Kind.STEP, *HANGING} and any(not state.index.callees(call) for call in every_call(node.body)):
+        for each in rest:
+            place, text = state.recorder.place(each), state.recorder.text(node.body[0])
+            state.elsewhere.asked_at.setdefault(place, {}).setdefault(text, set()).update({("raised", 0), ("raised", 1)})
+
+
+def every_call(statements: Iterable[ast.stmt]) -> Iterator[ast.Call]:
+    for each in statements:
+        yield from (part for part in every(each, ast.Call) if isinstance(part, ast.Call))
+
+
+def may_switch(state: State, call: Call, given: Iterable[Actor]) -> None:
+    """`set_sync(model, last)`: who is told of the model and of the turn, or speaks of synchronisation, may switch it."""
+    if tells(call.name) or is_harmless_context(call.name) or is_only_shown(call.name):
+        return
+    if not is_said(state, call):
+        return
+    of_k = any(is_accumulation(state, value) for value in call.values)
+    state.elsewhere.told.update(actor.uid for actor in given if of_k and actor.role is Role.OPTIMIZER)
+    if any(actor.role is Role.OPTIMIZER for actor in given) and (owner := actor_of(call.receiver)) is not None:
+        state.elsewhere.told.add(owner.uid)
+    if not any(actor.role is Role.MODEL for actor in given) or not (state.recorder.turns or of_k):
+        return
+    waits = any(guard.cause == "gate" for guard in state.recorder.guards)
+    told = any(
+        isinstance(value, Known) and not isinstance(value.value, str) and value.value is not None for value in map(state.force, call.values)
+    )
+    if switches(call.name) or of_k or (told and not waits):
+        state.elsewhere.sync_asked.setdefault(state.recorder.text(call.node), set()).update({("told", 0), ("told", 1)})
 
 
 def hang_on_calls(state: State, node: ast.expr, asked: Value) -> None:
@@ -138,7 +193,7 @@ def runs_decorated(state: State, function: FunctionNode) -> None:
         name = decorator.func if isinstance(decorator, ast.Call) else decorator
         if state.index.kinds(function) & {Kind.BACKWARD, Kind.STEP} and isinstance(state.force(state.eval(name)), Opaque):
             text = state.recorder.text(decorator)
-            for asked in (state.sync_asked, state.asked_at.setdefault(state.recorder.place(function), {})):
+            for asked in (state.elsewhere.sync_asked, state.elsewhere.asked_at.setdefault(state.recorder.place(function), {})):
                 asked.setdefault(text, set()).update({("decorated", 0), ("decorated", 1)})
 
 
@@ -149,8 +204,18 @@ def _reshaping(function: ast.AST) -> list[ast.expr]:
 
 def enters(state: State, context: Value) -> None:
     """A context manager that nobody can follow may switch the synchronisation of the model that it was made with."""
-    if isinstance(context, Opaque) and _is_lent(context.key, state.lent):
-        state.sync_asked.setdefault(context.text, set()).update((context.key, ("moved", *context.key)))
+    if isinstance(context, Opaque) and (context.key[0] == "data" or _is_lent(context.key, state.elsewhere.lent)):
+        state.elsewhere.sync_asked.setdefault(context.text, set()).update((context.key, ("moved", *context.key)))
+
+
+def goes_over(state: State, source: Value) -> None:
+    """`for batch in synced(model, loader, k):` of a make that nobody knows may switch the synchronisation; and it moves on."""
+    if isinstance(source, Stream) and source.kind in {"enumerate", "zip", "iterator"} and source.parts:
+        source = state.force(source.parts[0])
+    if isinstance(source, Opaque):
+        state.elsewhere.moved.add(source.key)
+    if isinstance(source, Opaque) and _is_lent(source.key, state.elsewhere.lent) and (is_told(state, source.key) or switches(source.text)):
+        state.elsewhere.sync_asked.setdefault(source.text, set()).update({("gone over", 0), ("gone over", 1)})
 
 
 @contextmanager
@@ -160,7 +225,7 @@ def counting(state: State, context: Value, item: ast.withitem, body: Sequence[as
         yield
         return
     place, text = state.recorder.place(item.context_expr), state.recorder.text(item.context_expr)
-    state.asked_at.setdefault(place, {}).setdefault(text, set()).update({("entered", 0), ("entered", 1)})
+    state.elsewhere.asked_at.setdefault(place, {}).setdefault(text, set()).update({("entered", 0), ("entered", 1)})
     state.recorder.guards.append(Guard(place, text, "setting"))
     try:
         yield
@@ -168,11 +233,12 @@ def counting(state: State, context: Value, item: ast.withitem, body: Sequence[as
         state.recorder.guards.pop()
 
 
-def may_be_entered(state: State, call: Call) -> bool:
-    """Whether what a call gives may be entered as a context, at once or later, and may switch something meanwhile."""
-    if is_harmless_context(call.name):
-        return False
-    return state.index.once("enters names", state.index.tree, _enters_names) or id(call.node) in _managed_calls(state)
+switches = found_in(re.compile(r"sync|reduc|(^|_)accum|micro|boundary|window|(^|_)grad", re.IGNORECASE))
+is_only_shown = found_in(
+    re.compile(
+        r"test|infer|sample|generat|visuali|plot|render|checkpoint|ckpt|load|export|push|upload|callback|hook|schedul|train$", re.IGNORECASE
+    )
+)
 
 
 def _is_lent(key: object, lent: set[Key], depth: int = 0) -> bool:
@@ -196,7 +262,7 @@ def is_told(state: State, key: Key) -> bool:
     """Whether a value was made by a call that is given K: a loader that may well give whole windows only."""
     if key[0] in {"part", "[]"}:
         return isinstance(key[1], tuple) and is_told(state, key[1])
-    return key[0] == "call" and any(_is_of_k(state, part) for part in key[2:] if isinstance(part, tuple))
+    return key[0] in {"call", "method"} and any(_is_of_k(state, part) for part in key[2:] if isinstance(part, tuple))
 
 
 def _is_of_k(state: State, key: Key) -> bool:
@@ -212,7 +278,12 @@ def is_accumulation(state: State, value: Value) -> bool:
     known = state.world.knowledge.accumulations
     if isinstance(value, Known):
         return bool(value.roots) and all(root.key in known for root in value.roots)
-    return isinstance(value, Opaque) and _is_of_k(state, value.key)
+    return isinstance(value, Opaque) and (_is_of_k(state, value.key) or _is_share(state, value.key))
+
+
+def _is_share(state: State, key: Key) -> bool:
+    """`1 / k`, where K is what a function is given."""
+    return key[0] == "Div" and len(key) > 2 and key[1][0] == "known" and _is_of_k(state, key[2])
 
 
 def moves_on(state: State, call: Call) -> None:
@@ -220,8 +291,8 @@ def moves_on(state: State, call: Call) -> None:
     owner = state.force(call.receiver) if call.receiver is not None else None
     if not isinstance(owner, (Opaque, Instance)) or owner.actor is not None or tells(call.name):
         return
-    if advances(call.name) or (state.recorder.turns and id(call.node) in state.index.once("said", state.index.tree, _said)):
-        state.moved.add(key_of(owner))
+    if advances(call.name) or (state.recorder.turns and is_said(state, call)):
+        state.elsewhere.moved.add(key_of(owner))
 
 
 def may_agree(state: State, call: Call) -> None:
@@ -230,35 +301,61 @@ def may_agree(state: State, call: Call) -> None:
         return
     for value in map(state.force, call.values):
         counted = isinstance(value, Opaque) and value.quantity in COUNTS and not value.forwards
-        if counted and isinstance(value, Opaque) and id(call.node) in state.index.once("said", state.index.tree, _said):
+        if counted and isinstance(value, Opaque) and is_said(state, call):
             value.agreed, value.quantity, value.weight = True, None, None
 
 
-def _managed(tree: ast.AST) -> frozenset[int]:
-    return frozenset(map(id, _contexts(tree)))
+def may_answer_for_all(state: State, call: Call, made: Opaque) -> None:
+    """`is_bad_everywhere(loss)`: a function that nobody knows and that is given data or a loss may ask the other ranks."""
+    if made.causes & PERSONAL and _is_foreign(state, call) and not speaks_of_loss(call.name):
+        state.elsewhere.answers.add(made.key)
 
 
-def _contexts(tree: ast.AST) -> Iterator[ast.expr]:
-    """What with statements enter."""
-    for node in every(tree, ast.With, ast.AsyncWith):
-        if isinstance(node, (ast.With, ast.AsyncWith)):
-            yield from (item.context_expr for item in node.items)
+def may_be_agreed(state: State, test: Value) -> bool:
+    """Whether a condition is what such functions answered."""
+    leaves = list(_leaves(test))
+    return bool(leaves) and all(_is_answer(state, leaf.key) for leaf in leaves)
 
 
-def _enters_names(tree: ast.AST) -> bool:
-    """Whether contexts that have a name are entered: `with context:`, `stack.enter_context(context)`."""
-    if any(isinstance(node, ast.Attribute) and node.attr == "enter_context" for node in every(tree, ast.Attribute)):
-        return True
-    return any(isinstance(entered, (ast.Name, ast.Attribute, ast.IfExp)) for entered in _contexts(tree))
+def _is_answer(state: State, key: Key) -> bool:
+    answers = state.elsewhere.answers
+    return key in answers or (key[0] == "compare" and any(isinstance(part, tuple) and part in answers for part in key[1:]))
 
 
-def _managed_calls(state: State) -> frozenset[int]:
-    return state.index.once("managed", state.index.tree, _managed)
+def may_be_another(state: State, call: Call, made: Opaque) -> None:
+    """`augment(batch)`: what a function that nobody knows makes of a batch may be another thing in each turn."""
+    if made.born and state.recorder.turns and _is_foreign(state, call) and not only_moves(call.name):
+        made.causes |= {remade(state)}
 
 
-def _said(tree: ast.AST) -> frozenset[int]:
-    """Calls that are made for what they do, not for what they give."""
-    return frozenset(id(node.value) for node in every(tree, ast.Expr) if isinstance(node, ast.Expr)) | _managed(tree)
+def remade(state: State) -> str:
+    """The cause of what was made of a batch in this turn."""
+    turn = state.recorder.turns[-1]
+    return f"remade:{turn.line}:{turn.entry}:{turn.index}"
+
+
+def how_made(state: State, values: Iterable[Value]) -> frozenset[str]:
+    """Whether data was made in this turn in a way that nobody followed, so that it may be other data each time."""
+    cause = remade(state) if state.recorder.turns else ""
+    fresh = any(isinstance(value, Opaque) and cause in value.causes for value in map(state.force, values))
+    return frozenset({"remade"}) if fresh else frozenset()
+
+
+only_moves = found_in(
+    re.compile(
+        r"device|cuda|gpu|(^|_)(to|move|put|transfer|unpack|prepare|preprocess|process|collate|convert|cast|parse|get|extract|format|squeeze|reshape"
+        r"|normali[sz]e|stack|cat|dict|map|detach|pin|select|pick|flatten|pad|len|type|tensor|float|half|int|long)(_|$)",
+        re.IGNORECASE,
+    )
+)
+
+
+def _is_foreign(state: State, call: Call) -> bool:
+    """Whether a call is of something from elsewhere, and not of torch, of a tensor or of a library that is known to be harmless."""
+    if isinstance(call.function, Builtin) or call.path.partition(".")[0] == "torch" or is_of_harmless_package(call.path):
+        return False
+    receiver = state.force(call.receiver) if call.receiver is not None else None
+    return not (isinstance(receiver, Opaque) and (receiver.born or receiver.forwards or receiver.causes & PERSONAL))
 
 
 def _leaves(value: Value) -> Iterator[Opaque]:
@@ -280,12 +377,12 @@ def unclear(asked: Mapping[str, set[Key]]) -> frozenset[str]:
 
 def questions(state: State) -> frozenset[str]:
     """All of them on which an event hung: none has an answer that holds for a rehearsal."""
-    return frozenset[str]().union(*map(unclear, state.asked_at.values()))
+    return frozenset[str]().union(*map(unclear, state.elsewhere.asked_at.values()))
 
 
 def awaited(state: State, events: Iterable[Event]) -> str:
     """The question whose answer an update waits for; "" where none does."""
-    texts = {place: min(found) for place, asked in state.asked_at.items() if (found := unclear(asked))}
+    texts = {place: min(found) for place, asked in state.elsewhere.asked_at.items() if (found := unclear(asked))}
     for event in events if texts else ():
         if event.kind is Kind.STEP or event.kind is Kind.BACKWARD:
             for place, text in texts.items():
@@ -305,7 +402,7 @@ def _lies_in(event: Event, place: Place) -> bool:
 
 def perhaps(state: State, events: Iterable[Event]) -> list[Event]:
     """The events, of which those that hang on such a question are said to happen perhaps."""
-    places = {place for place, asked in state.asked_at.items() if unclear(asked)}
+    places = {place for place, asked in state.elsewhere.asked_at.items() if unclear(asked)}
     if not places:
         return list(events)
     hang = (event.kind in HANGING and any(_waits_at(event, one) or _lies_in(event, one) for one in places) for event in events)

@@ -8,9 +8,10 @@ import re
 from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.rehearsal.access import moves
 from accumlint.source.rehearsal.hints import agrees, fetches, gives_batches, gives_settings, is_verb, makes, speaks_of_loss
+from accumlint.source.rehearsal.holding import is_harmless_context, may_be_named
 from accumlint.source.rehearsal.state import Call, State
-from accumlint.source.rehearsal.unclear import may_agree, may_be_entered, may_divide, moves_on
-from accumlint.source.rehearsal.values import Class, Function, Instance, Opaque, Thing, Value, actor_of, born_of, forwards_of
+from accumlint.source.rehearsal.unclear import may_agree, may_answer_for_all, may_be_another, may_divide, moves_on
+from accumlint.source.rehearsal.values import Builtin, Class, Function, Instance, Opaque, Thing, Value, actor_of, born_of, forwards_of
 from accumlint.trace import Actor, Kind, Role
 from accumlint.weight import Factor, Quantity, Weight
 
@@ -56,7 +57,9 @@ class Unfollowed(State):
         value = self.force(value) if value is not None else None
         if isinstance(value, Instance) and value.actor is None:
             return any(self.is_model(one) for one in value.attributes.values() if isinstance(one, (Thing, Instance)))
-        return value is not None and (self.is_model(value) or (isinstance(value, Opaque) and value.key in self.lent))
+        if isinstance(value, Opaque) and value.actor is None and not may_be_named(value):
+            return value.key in self.elsewhere.lent
+        return value is not None and (self.is_model(value) or (isinstance(value, Opaque) and value.key in self.elsewhere.lent))
 
     def _met(self, call: Call) -> Value | None:
         """What the method gives that the program was joined with, where one of its name is called on an object that nobody knows."""
@@ -92,8 +95,14 @@ class Unfollowed(State):
         moves_on(self, call)
         may_agree(self, call)
         may_divide(self, call)
-        if may_be_entered(self, call) and (self._holds_model(call.receiver) or any(map(self._holds_model, call.values))):
-            self.lent.add(made.key)
+        may_answer_for_all(self, call, made)
+        may_be_another(self, call, made)
+        if (
+            not is_harmless_context(call.name)
+            and not isinstance(call.function, Builtin)
+            and (self._holds_model(call.receiver) or any(map(self._holds_model, call.values)))
+        ):
+            self.elsewhere.lent.add(made.key)
         if (gives_batches(call.name) and not made.forwards) or gives_settings(call.path):
             made.born, made.causes = frozenset(), made.causes - {"data"}  # what gives batches is no batch, nor are settings
             return

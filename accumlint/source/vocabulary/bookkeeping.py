@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from accumlint.source.reading.books import METRIC_NAME, SAVE_NAME, averages_by_name, blends, may_average
 from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.nodes import walk
+from accumlint.source.rehearsal.holding import held_by
+from accumlint.source.rehearsal.unclear import is_accumulation, is_told
 from accumlint.source.rehearsal.values import NONE, Function, Instance, Items, Mapping, Opaque, Thing, Value, make_actor
 from accumlint.source.vocabulary.base import Handler, as_actor, parameters_owner, receiver_of, role_of
 from accumlint.trace import Kind, Role
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from accumlint.source.rehearsal.machine import Machine
     from accumlint.source.rehearsal.state import Call
 
+TOLD = "told-of-k"
 OPTIMIZER_STATE = "optimizer-state"
 MOVING = "moving"  # an average that one more update changes, unlike that of the ranks
 WHOLE_STATE = frozenset({"save_state", "save_training_state"})  # of engines: the optimizer's state is among what they save
@@ -77,12 +81,19 @@ def average(state: Machine, call: Call) -> Value | None:
     ):
         return None
     receiver = state.force(receiver_of(call) or NONE)
-    if role_of(state, receiver) in {Role.OPTIMIZER, Role.SCALER, Role.SCHEDULER}:
+    if role_of(state, receiver) in {Role.OPTIMIZER, Role.SCALER, Role.SCHEDULER} or _counts_by_itself(state, receiver):
         return None
     if any(isinstance(value, Opaque) and (value.forwards or value.weight is not None) for value in map(state.force, call.values)):
         return None  # the average of a loss or of what a model gives
     _emit(state, call)
     return NONE
+
+
+def _counts_by_itself(state: Machine, average: Value) -> bool:
+    """Whether an average was told of K when it was made: `EMA(model, update_every=k)`."""
+    if isinstance(average, Opaque):
+        return is_told(state, average.key) or any(actor.role is Role.OPTIMIZER for actor in held_by(state, average))
+    return isinstance(average, Thing) and (TOLD in average.actor.options or average.actor.uid in state.elsewhere.told)
 
 
 def _is_of_metrics(given: ast.expr) -> bool:
@@ -159,7 +170,9 @@ def _module_of(state: Machine, value: Value | None) -> int | None:
 
 def make_average(state: Machine, call: Call) -> Value | None:
     """An object that keeps an average of the weights: neither the model that trains nor an optimizer."""
-    return Thing(make_actor(Role.OTHER, call.name))
+    made = make_actor(Role.OTHER, call.name)
+    told = any(is_accumulation(state, value) or role_of(state, state.force(value)) is Role.OPTIMIZER for value in call.values)
+    return Thing(replace(made, options=frozenset({TOLD})) if told else made)
 
 
 FUNCTIONS: dict[str, Handler] = dict.fromkeys(

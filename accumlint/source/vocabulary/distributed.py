@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 EVERYONE = "all ranks"
 DIFFERENTIABLE = "distributed.nn."  # `torch.distributed.nn.all_gather` and its like
+OF_DDP = frozenset({"torch", "apex", "nn", ""})
+SPEAKS_OF_DDP = re.compile(r"ddp|distribut|parallel|replicat", re.IGNORECASE)
 GROUP_NAME = re.compile(r"(^|[._])(dp|data_parallel|replica|shard|tp|pp)\w*group|group_(dp|tp)$", re.IGNORECASE)
 ON_DEVICE = re.compile(r"\.device [!=]= |\.is_cuda$")
 PROGRESS_NAME = re.compile(r"tqdm|progress|bar$|track|prefetch", re.IGNORECASE)
@@ -47,6 +49,8 @@ PROGRESS_NAME = re.compile(r"tqdm|progress|bar$|track|prefetch", re.IGNORECASE)
 def ddp(state: Machine, call: Call) -> Value | None:
     """`DistributedDataParallel(model)`."""
     kind = Wrapper.APEX_DDP if call.path.startswith("apex") or "delay_allreduce" in call.keywords else Wrapper.DDP
+    if call.path.partition(".")[0] not in OF_DDP:
+        kind = Wrapper.UNKNOWN  # one of the name from elsewhere
     return wrap(state, call, kind)
 
 
@@ -153,7 +157,8 @@ def no_sync(state: Machine, call: Call) -> Value | None:
     if isinstance(owner, Opaque) and (actor_of(owner) is None or not actor_of(owner).known):  # type: ignore[union-attr]
         actor = as_actor(state, owner, Role.MODEL)
         if actor is not None and actor.wrapper is Wrapper.NONE:
-            kind = Wrapper.DDP if state.index.uses_ddp and not state.index.uses_fsdp else Wrapper.UNKNOWN
+            made_elsewhere = owner.key in state.elsewhere.held and not SPEAKS_OF_DDP.search(str(owner.key[1]))
+            kind = Wrapper.DDP if state.index.uses_ddp and not state.index.uses_fsdp and not made_elsewhere else Wrapper.UNKNOWN
             owner.actor = replace(actor, wrapper=kind)
     return Context("no_sync", (owner,), place=call.node)
 

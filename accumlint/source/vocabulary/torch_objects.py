@@ -12,6 +12,7 @@ from accumlint.source.reading.facts import LOSS_WORDS, terminal
 from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.units import Units
 from accumlint.source.reading.words import found_in
+from accumlint.source.rehearsal.holding import has_unknown_base
 from accumlint.source.rehearsal.lengths import in_micro_batches as counts_micro_batches
 from accumlint.source.rehearsal.unclear import is_accumulation, is_told
 from accumlint.source.rehearsal.values import (
@@ -85,6 +86,9 @@ def optimizer(state: Machine, call: Call) -> Value | None:
     if isinstance(first, Items) and owner is None:
         owners = [found for found in (_group_owner(state, item) for item in first.items) if found is not None]
         owner = owners[0] if len({id(raw_module(state.force(one))) for one in owners}) == 1 else None  # it may hold several models
+    rate = state.force(call.argument(1, "lr") or NONE)
+    if isinstance(rate, Opaque) and rate.weight is not None and rate.weight.power(Quantity.ACCUMULATION) < 0:
+        state.recorder.fact("sum-convention", call.node)  # the rate is divided by K, in the place of the losses
     return new_optimizer(state, call.name, owner)
 
 
@@ -246,7 +250,7 @@ def construct(state: Machine, cls: Class, call: Call) -> Value | None:
     """A class of the source that derives from a module or an optimizer."""
     names = [base.path or base.text for base in cls.ancestry() if isinstance(base, Opaque)]
     if any(name.rsplit(".", 1)[-1].endswith("Optimizer") or OPTIMIZER_CLASS.match(name.rsplit(".", 1)[-1]) for name in names):
-        return optimizer(state, call)
+        return _of_unknown_descent(state, cls, call, optimizer(state, call))
     if any(SCHEDULER_CLASS.search(name.rsplit(".", 1)[-1]) for name in names):
         return scheduler(state, call)
     bases = (
@@ -264,6 +268,16 @@ def construct(state: Machine, cls: Class, call: Call) -> Value | None:
         instance.actor = make_actor(Role.MODEL, cls.node.name)
         return instance
     return None
+
+
+def _of_unknown_descent(state: Machine, cls: Class, call: Call, made: Value | None) -> Value | None:
+    """An optimizer with a base class that is not there may clear in its step, and count by itself where it is told of K."""
+    mixed = len(cls.bases) > 1 and has_unknown_base(state, cls)
+    if mixed and isinstance(made, Thing):
+        made.actor = replace(made.actor, known=False)
+        if any(is_accumulation(state, value) for value in call.values):
+            state.elsewhere.told.add(made.actor.uid)
+    return made
 
 
 def _only_computes(cls: Class) -> bool:

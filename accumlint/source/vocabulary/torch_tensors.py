@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from accumlint.source.reading.words import found_in
 from accumlint.source.rehearsal.arithmetic import LENGTH_MASK, OF_ROWS, SAME_SHAPE, SELECTED, identity, is_tensor, scale
 from accumlint.source.rehearsal.counts import BY_INDEX, count, counts_of_parts, guard, last_part, selects, shifts
+from accumlint.source.rehearsal.holding import is_object
+from accumlint.source.rehearsal.unclear import may_divide
 from accumlint.source.rehearsal.values import NONE, Items, Known, Opaque, Phi, Stream, Thing, Value, key_of
 from accumlint.source.vocabulary.base import Handler, receiver_of, role_of
 from accumlint.source.vocabulary.dimensions import has_dimension, is_over_samples
@@ -346,7 +348,9 @@ def new_like(state: Machine, call: Call) -> Value | None:
 def fallback(state: Machine, call: Call) -> Value | None:
     """Any other method of a tensor, and calls of criteria that are known by name only."""
     owner = receiver_of(call)
-    if isinstance(owner, Opaque) and is_tensor(owner) and not owner.path:
+    if isinstance(owner, Opaque) and is_tensor(owner) and not owner.path and not any(is_object(state.force(part)) for part in call.values):
+        if call.name == "register_hook":
+            may_divide(state, call)
         made = _derived(state, owner, call)
         made.attached = owner.attached
         if call.name in SAME_SHAPE:
@@ -437,7 +441,7 @@ def _operand(state: Machine, call: Call) -> Opaque | None:
 
 
 def _derived(state: Machine, value: Opaque, call: Call) -> Opaque:
-    made = state.opaque(("method", value.key, call.name, *map(key_of, call.args)), state.recorder.text(call.node), value)
+    made = state.opaque(("method", value.key, call.name, *map(key_of, call.values)), state.recorder.text(call.node), value)
     made.scaler = value.scaler
     return made
 

@@ -161,7 +161,7 @@ def step(state: Machine, call: Call) -> Value | None:
         optimizer = as_actor(state, owner, Role.OPTIMIZER)
         assert optimizer is not None
         options = frozenset({"hook"}) if state.in_hook else frozenset()
-        options |= {"gated"} if _may_gate(owner) or _is_told_later(state, owner) else set()
+        options |= {"gated"} if _may_gate(owner) or _is_told_later(state, owner) or optimizer.uid in state.elsewhere.told else set()
         state.recorder.emit(Kind.STEP, call.node, targets=(optimizer,), options=options)
         return NONE
     if role is Role.SCHEDULER:
