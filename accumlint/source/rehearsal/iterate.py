@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from accumlint.source.reading.facts import terminal
 from accumlint.source.rehearsal.state import Leave, Signal, State, unshifted
 from accumlint.source.rehearsal.unclear import is_told
 from accumlint.source.rehearsal.values import (
@@ -378,6 +379,10 @@ class Iteration(State):
                 return False, None
             if stop.root is not None:
                 return True, Root(stop.root.key, stop.root.text, "length")
+            turns = number_of_strides(node) if stop.roots else None
+            count = self.force(self.eval(turns)) if turns is not None else None
+            if isinstance(count, Known) and count.root is not None:
+                return True, Root(count.root.key, count.root.text, "length")
             return False, None
         plan = self.plan(value, node) if not (isinstance(value, Stream) and value.kind == "generator") else None
         return (True, None) if plan is None else (plan.open or plan.endless, plan.root)
@@ -408,6 +413,21 @@ class Iteration(State):
         if isinstance(value, Instance) and value.cls.find("__next__") is not None:
             return self.call_value(self.attribute(value, "__next__", node), [])
         return self.datum(node, "batch")
+
+
+def number_of_strides(node: ast.AST) -> ast.expr | None:
+    """The k of `range(start, start + k * stride, stride)`."""
+    if not isinstance(node, ast.Call) or terminal(node.func) != "range" or len(node.args) != 3:
+        return None
+    start, stop, stride = node.args
+    if isinstance(stop, ast.BinOp) and isinstance(stop.op, ast.Add) and ast.unparse(stop.left) == ast.unparse(start):
+        stop = stop.right
+    elif not (isinstance(start, ast.Constant) and start.value == 0):
+        return None
+    if not isinstance(stop, ast.BinOp) or not isinstance(stop.op, ast.Mult):
+        return None
+    sides = {ast.unparse(stop.left): stop.right, ast.unparse(stop.right): stop.left}
+    return sides.get(ast.unparse(stride))
 
 
 def _lists_files(key: Key) -> bool:
