@@ -34,8 +34,8 @@ The upstream gradient that reaches each loss call, times what happened to `.grad
 window: about K instead of 1.
 
 ## When it is silent
-Losses that are sums, with a learning rate to match (`lr=0.2 / k`); losses whose formula could not be followed; engines and communication
-hooks that divide; the replay of cached features over the chunks of one batch. A division by the element count of a
+Losses that are sums; a learning rate that is divided by K instead (`lr=0.2 / k`); losses whose formula could not be followed; engines
+and communication hooks that divide; the replay of cached features over the chunks of one batch. A division by the element count of a
 scalar, `x.sum() / x.sum().numel()`, is no division. A factor that is a plain number is taken for an intended weight when
 it divides. A call that could not be followed and is given K beside the model or the optimizer may divide the gradients.
 

@@ -81,6 +81,8 @@ CLEARED = """
         ("pass", "windows(loader, optimizer, accum)", "pass", True),
         ("manager = Manager(optimizer)", "loader", "manager.after_step()", True),
         ("buffers = Buffers(self.net)", "loader", "buffers.clear()", True),
+        ("held = {'optimizer': optimizer}", "loader", "Manager.run(held)", True),
+        ("pass", "loader", "for one in self.callbacks:\n                    one.on_update(self)", True),
         ("patch(optimizer)", "loader", "pass", True),
         ("pass", "loader", "self.finish_update()", True),
         ("manager = Manager(accum)", "loader", "manager.after_step()", False),
@@ -286,6 +288,50 @@ def test_a_loss_that_a_model_was_told_to_scale(lint: Lint) -> None:
     """
     assert lint({"main.py": text.replace("{told}", ", scale=1 / accum")}) == set()
     assert {code for _, code, _ in lint({"main.py": text.replace("{told}", "")})} == {"ACC202"}
+
+
+@pytest.mark.parametrize(("rate", "found"), [("args.lr / args.accum", set()), ("args.lr", {"ACC202"})])
+def test_a_rate_that_is_divided_in_the_place_of_the_losses(lint: Lint, rate: str, found: set[str]) -> None:
+    text = """
+        import torch
+
+        def train(net, loader, args):
+            optimizer = torch.optim.SGD(net.parameters(), lr={rate})
+            for i, batch in enumerate(loader):
+                net(batch).mean().backward()
+                if (i + 1) % args.accum == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    """
+    assert {code for _, code, _ in lint({"main.py": text.replace("{rate}", rate)})} == found
+
+
+MIXED = """
+    import torch
+    from elsewhere import Mixin
+
+    class Adam(Mixin, torch.optim.Adam):
+        pass
+
+    def train(net, loader, accum):
+        optimizer = {made}
+        for batch in loader:
+            (net(batch).mean() / accum).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ("Adam(net.parameters(), every=accum)", set()),
+        ("Adam(net.parameters())", {"ACC301"}),
+        ("torch.optim.Adam(net.parameters())", {"ACC301"}),
+    ],
+)
+def test_an_optimizer_with_a_base_class_that_is_not_there(lint: Lint, made: str, found: set[str]) -> None:
+    assert {code for _, code, _ in lint({"main.py": MIXED.format(made=made)})} == found
 
 
 @pytest.mark.parametrize(("batch", "found"), [("augment(batch)", set()), ("to_device(batch)", {"ACC312"}), ("batch", {"ACC312"})])
