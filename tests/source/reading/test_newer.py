@@ -3,7 +3,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -86,11 +85,10 @@ def test_what_libcst_refuses_too_is_a_syntax_error(code: str) -> None:
     ],
     ids=["calls", "lists", "3000 calls", "sum", "not", "attributes", "elif", "long"],
 )
+@pytest.mark.usefixtures("patience")
 def test_caps_stand_before_libcst(piece: str) -> None:
-    started = time.perf_counter()
     outcome = parse(f"type X = int\n{piece}\n".encode(), "train.py")
     assert isinstance(outcome, Source | Problem)
-    assert time.perf_counter() - started < 60
 
 
 def test_too_much_for_libcst_says_so() -> None:

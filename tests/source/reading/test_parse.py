@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import time
 import warnings
 
 import pytest
@@ -189,10 +188,9 @@ class TestDepth:
         ["x = f(a, b)\nif x:\n    y = 1\n" * 33_000, "x = [" + "1," * 399_000 + "]", "def f():\n" + "    x = a + b * (c - d)\n" * 99_000],
         ids=["statements", "table", "one function"],
     )
-    def test_a_large_file_takes_seconds(self, text: str) -> None:
-        started = time.perf_counter()
-        read(text)
-        assert time.perf_counter() - started < 60
+    @pytest.mark.usefixtures("patience")
+    def test_no_large_file_hangs(self, text: str) -> None:
+        assert read(text).tree.body
 
 
 def test_class_patterns_with_keywords_are_walked_over() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from accumlint.source.reading.sieve import concerns
@@ -103,8 +101,6 @@ def test_a_utf_16_training_script_passes_to_be_refused_by_name() -> None:
 @pytest.mark.parametrize(
     "piece", [b'"""', b"'''", b'"', b"\\", b'"\\', b"backward ", b".step ", b"backward(.step", b"# noqa: ", b"accumlint", b"def backward("]
 )
-def test_the_time_is_linear_in_the_size(piece: bytes) -> None:
-    data = piece * (2_000_000 // len(piece)) + LOOP
-    started = time.perf_counter()
-    concerns(data)
-    assert time.perf_counter() - started < 3
+@pytest.mark.usefixtures("patience")
+def test_no_piece_makes_a_large_file_hang(piece: bytes) -> None:
+    assert concerns(piece * (2_000_000 // len(piece)) + LOOP) is (piece != b'"\\')  # which leaves a string open
