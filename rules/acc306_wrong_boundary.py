@@ -54,6 +54,7 @@ from accumlint.trace import Actor, Event, Kind, Trace, Window
 from accumlint.weight import Quantity
 
 CODE = "ACC306"
+NOT_ZERO = re.compile(r"> *0(?!\.)|!= *0|>= *1\b|\band +(not +)?[\w.]+ *(\)|$)|^\(?[\w.]+ +and\b")
 
 
 COUNTER_IS = re.compile(r"\w+ == ")  # a variable of the function's own, which nobody else sets back
@@ -107,9 +108,14 @@ def _long_start(trace: Trace, view: Boundaries, windows: list[Window]) -> str:
         return ""
     if any(one.weight is None or one.weight.share != Fraction(1, k) for window in windows for one in view.own(window)):
         return ""
-    if first == k + 1 and all(size == k for size in rest):
+    if first == k + 1 and all(size == k for size in rest) and all(map(_leaves_zero_out, _steps(windows))):
         return f"holds for the first time after {_count(first)}: the first window is too long, the next ones have {_k(trace, k)}"
     return ""
+
+
+def _leaves_zero_out(step: Event) -> bool:
+    """`i % K == 0 and i > 0`; without it, where the count starts is not known."""
+    return any(NOT_ZERO.search(guard.text) for guard in step.guards)
 
 
 def _steps(windows: list[Window]) -> list[Event]:
