@@ -36,6 +36,7 @@ advances = found_in(re.compile(r"(^|_)(next|pop|fetch|advance|tick|pull|poll)(_|
 tells = found_in(re.compile(r"(^|_)(log|print|write|report|info|debug|warn|warning|save|display|record)(_|$)", re.IGNORECASE))
 tells_of_windows = found_in(re.compile(r"accum|micro|window|split|chunk|repeat|(^|[^a-z])every", re.IGNORECASE))
 reduces = found_in(re.compile(r"reduce|gather|sync|(^|_)sum(_|$)|total|agree|_$", re.IGNORECASE))
+measures = found_in(re.compile(r"metric|(^|[^a-z])best|score|accuracy|perplexity|bleu|rouge", re.IGNORECASE))  # no answer about a boundary
 COUNTS = frozenset({Quantity.UNITS, Quantity.WINDOW_UNITS})
 
 
@@ -63,7 +64,8 @@ def ask_of_sides(state: State, node: ast.If, test: Value) -> None:
         return
     asked = state.elsewhere.asked_at.setdefault(state.recorder.place(node.test), {})
     for leaf in _leaves(test):
-        asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
+        if not measures(leaf.text):
+            asked.setdefault(leaf.text, set()).update(_asked(state, leaf))
 
 
 def _after_leaving(state: State, node: ast.If) -> frozenset[Kind]:
