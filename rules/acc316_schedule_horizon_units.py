@@ -54,6 +54,7 @@ from accumlint.trace import Actor, Event, Kind, Role, Trace, Window
 
 HELD_BACK = frozenset({GATED, "prepared"})
 FACT = "horizon-in-micro-batches:"
+FILE_LINES = 1_000_000  # turns count the lines of a followed file from a multiple of this
 
 
 @rule("ACC316", "schedule-horizon-units", Severity.WARNING, exception="a run does not tell what the total of a schedule is made of")
@@ -66,6 +67,8 @@ def check(trace: Trace) -> Iterator[Finding]:
         for window in trace.all_windows():
             steps = _steps(view, window, scheduler)
             if window.step is None or view.size(window) < 2 or not steps or not _once_an_update(view, trace, scheduler):
+                continue
+            if _is_one_batch(trace, view.own(window)):
                 continue
             yield at(
                 "ACC316",
@@ -97,6 +100,13 @@ def _steps(view: Boundaries, window: Window, scheduler: Actor) -> tuple[Event, .
 def _of_window(event: Event, own: tuple[Event, ...]) -> bool:
     """Whether the loop around the micro-loop is the event's own: the window is a turn of it."""
     return bool(own) and bool(event.turns) and event.turns == own[-1].turns[: len(event.turns)]
+
+
+def _is_one_batch(trace: Trace, own: tuple[Event, ...]) -> bool:
+    """Whether the micro-batches are parts of one batch of a loader, whose length counts updates then."""
+    around = own[-1].turns[:-1]
+    taken = {data.place.line for data in trace.of(Kind.DATA) if data.turns and data.turns == around[: len(data.turns)]}
+    return own[0].turns[: len(around)] == around and any(turn.line % FILE_LINES in taken for turn in around)
 
 
 def _once_an_update(view: Boundaries, trace: Trace, scheduler: Actor) -> bool:

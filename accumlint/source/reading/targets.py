@@ -25,6 +25,7 @@ NAMED_IGNORED = re.compile(
     r"(^|_)IGNORED?_(LABEL_|TOKEN_|TARGET_)?(INDEX|INDICES|TOKEN|ID|LABEL)(_ID)?$"
 )  # constants that say what they are for
 LABELS = re.compile(r"label|target|tgt", re.IGNORECASE)
+OUTPUTS = re.compile(r"logit|pred|score|prob|floor", re.IGNORECASE)  # what a model gives: -100 fills it up, or is a very small logit
 
 PLAIN = (ast.Constant, ast.UnaryOp, ast.Name, ast.Attribute)
 MAY_IGNORE = (*PLAIN, ast.Call, ast.keyword, ast.Assign)
@@ -39,10 +40,14 @@ def find_ignored_targets(tree: ast.Module) -> Iterator[ast.AST]:
     written = _written(tree)
     into_labels: set[int] | None = None
     passed = _passed(tree)
+    into_outputs: set[int] | None = None
     for node in every(tree, *MAY_IGNORE):
         if node.__class__ in PLAIN and id(node) not in written:
             continue
         if id(node) in written and _is_ignored(node, ignored) and not _spelled(node).isdigit():  # a zero is written for many reasons
+            into_outputs = _into_outputs(tree) if into_outputs is None else into_outputs
+            if id(node) in into_outputs:
+                continue
             if _spelled(node) == "-1":  # and so is a size or a position that is not given
                 into_labels = _into_labels(tree) if into_labels is None else into_labels
                 if id(node) not in into_labels:
@@ -92,6 +97,19 @@ def _into_labels(tree: ast.Module) -> set[int]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             names = [node.func.value]
         if any(LABELS.search(_name(name)) for name in names):
+            found.update(id(part) for part in walk(node))
+    return found
+
+
+def _into_outputs(tree: ast.Module) -> set[int]:
+    """The nodes that fill up outputs: `all_logits = np.full(shape, -100)`, `F.pad(scores, (0, n), value=-100)`."""
+    found: set[int] = set()
+    for node in every(tree, ast.Assign, ast.Call):
+        if isinstance(node, ast.Assign):
+            names = [_name(target.value if isinstance(target, ast.Subscript) else target) for target in node.targets]
+        elif isinstance(node, ast.Call):
+            names = [_name(each) for each in node.args[:1]]
+        if any(OUTPUTS.search(name) for name in names) and not any(LABELS.search(name) for name in names):
             found.update(id(part) for part in walk(node))
     return found
 

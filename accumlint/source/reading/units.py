@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -11,6 +12,7 @@ from accumlint.source.reading.facts import names_k, terminal
 from accumlint.source.reading.nodes import every, walk
 
 DEEPEST = 8
+SHARES = re.compile(r"batch|(^|_)b(s|sz)$|world|gpu|rank|replica|proc|worker|device|node|chips", re.IGNORECASE)
 PASSING = frozenset({"int", "float", "round", "ceil", "floor", "max", "min", "abs", "str", "replace"})
 Test = Callable[[ast.expr], bool]
 
@@ -118,7 +120,8 @@ class Units:
             case ast.Mult() if (left is None) is not (right is None):
                 return left + self.power(node.right) if left is not None else (right or 0) + self.power(node.left)
             case ast.Div() | ast.FloorDiv() if left is not None and right is None:
-                return left - self.power(node.right)
+                power = self.power(node.right)
+                return left - power if power or isinstance(node.right, ast.Constant) or _shares_data(node.right) else None
             case ast.Mod() if left is not None:
                 return left
             case ast.Add() | ast.Sub() if left is None or right is None or left == right:
@@ -128,6 +131,8 @@ class Units:
     def power(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> int:
         """How often K is a factor of a number."""
         match node:
+            case ast.UnaryOp():
+                return self.power(node.operand, seen)
             case ast.BinOp(op=ast.Mult()):
                 return self.power(node.left, seen) + self.power(node.right, seen)
             case ast.BinOp(op=ast.Div() | ast.FloorDiv()):
@@ -154,6 +159,11 @@ class Units:
             if any(self.mentions(each, wanted, seen | {name}) for each in deeper):
                 return True
         return False
+
+
+def _shares_data(node: ast.expr) -> bool:
+    """Whether a divisor is a batch size or a number of ranks; any other setting may be K by another name."""
+    return any(isinstance(part, (ast.Name, ast.Attribute, ast.Call)) and SHARES.search(terminal(part)) is not None for part in walk(node))
 
 
 def _returns(function: ast.FunctionDef) -> list[ast.expr]:

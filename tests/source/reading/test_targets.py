@@ -22,3 +22,19 @@ from accumlint.source.reading.targets import find_ignored_targets
 )
 def test_a_class_that_an_example_lacks_is_no_ignored_target(source: str, found: bool) -> None:
     assert bool(list(find_ignored_targets(ast.parse(source)))) is found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("all_logits = numpy.full((len(data), longest), -100)", False),
+        ("F.pad(start_logits, (0, more), value=-100)", False),
+        ("scores[~mask] = fill(-100)", False),
+        ("labels = numpy.full((len(data), longest), -100)", True),
+        ("F.pad(labels, (0, more), value=-100)", True),
+        ("batch['labels'] = rows.masked_fill(rows == 0, -100)", True),
+        ("predicted_labels = numpy.full((len(data), longest), -100)", True),
+    ],
+)
+def test_what_fills_up_outputs_is_no_ignored_target(source: str, found: bool) -> None:
+    assert bool(list(find_ignored_targets(ast.parse(source)))) is found
