@@ -53,3 +53,28 @@ def test_what_is_added_keeps_a_count_from_zero(added: str, guarded: bool) -> Non
     weight = rehearsal.traces(3)[0].of(Kind.BACKWARD)[0].weight
     assert weight is not None
     assert {factor.guarded for factor in weight.factors if factor.power < 0 and not factor.implicit} == {guarded}
+
+
+SUMMED = """
+import torch
+from torch.nn import functional as F
+
+def train(model, batches, optimizer, accumulation_steps):
+    total = 0
+    for number, (x, y) in enumerate(batches):
+        total = total + F.cross_entropy(model(x), y) / accumulation_steps
+        if (number + 1) % accumulation_steps == 0:
+            total.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total = 0
+"""
+
+
+def test_a_loss_that_is_formed_where_it_is_added_goes_forward_once() -> None:
+    source = parse(SUMMED.encode(), "train.py")
+    assert isinstance(source, Source)
+    (rehearsal,) = rehearsals(source)
+    first = rehearsal.traces(3)[0].all_windows()[0]
+    assert len(first.of(Kind.FORWARD)) == 3
+    assert len(first.of(Kind.RETAIN)) == 2

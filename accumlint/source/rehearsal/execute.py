@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -123,9 +124,19 @@ class Statements(Assignments, Conditions, Blocks):
             return
         if isinstance(value.left, ast.Name) and value.left.id == target.id:
             current = self.eval(value.left)
-            self.retained_sum(node, current, self.eval(value.right), NONE)
+            self.retained_sum(node, current, self._term_of(value.right, self.force(current), result), NONE)
             if self._is_seen_to_be_set(target):
                 run_on(self, current, result, node)
+
+    def _term_of(self, node: ast.expr, sum_before: Value, result: Value) -> Value:
+        """What was added to a sum; a term with a call in it is not evaluated twice."""
+        if not self.index.holds(node, ast.Call):
+            return self.eval(node)
+        if not isinstance(result, Opaque) or not isinstance(sum_before, Opaque):
+            return NONE
+        term = copy(result)
+        term.forwards = result.forwards - sum_before.forwards
+        return term
 
     def retained_sum(self, node: ast.AST, current: Value, value: Value, result: Value) -> None:
         """A loss with its graph added to a running sum."""
