@@ -75,6 +75,6 @@ def test_a_loss_that_is_formed_where_it_is_added_goes_forward_once() -> None:
     source = parse(SUMMED.encode(), "train.py")
     assert isinstance(source, Source)
     (rehearsal,) = rehearsals(source)
-    first = rehearsal.traces(3)[0].all_windows()[0]
+    first = rehearsal.traces(3)[0].windows()[0]
     assert len(first.of(Kind.FORWARD)) == 3
     assert len(first.of(Kind.RETAIN)) == 2
