@@ -57,7 +57,7 @@ CODE = "ACC306"
 NOT_ZERO = re.compile(r"> *0(?!\.)|!= *0|>= *1\b|\band +(not +)?[\w.]+ *(\)|$)|^\(?[\w.]+ +and\b")
 
 
-COUNTER_IS = re.compile(r"\w+ == ")  # a variable of the function's own, which nobody else sets back
+COUNTER_IS = re.compile(r"\w+ *== *")  # a variable of the function's own, which nobody else sets back
 
 UNLIKE = ("warm-up", "leaves-out", "windows-by-size")  # facts: K changes, batches are left out, or a window ends at a number of samples
 

@@ -34,7 +34,8 @@ def accumulation_of(machine: Machine, events: tuple[Event, ...], entry: Function
 
 def _gates_a_step(text: str, events: tuple[Event, ...]) -> bool:
     """Whether the condition of an update spells K like this; another loop, such as a trial run, may be bounded by something else."""
-    spelled = re.compile(rf"(?<![\w.]){re.escape(text)}(?!\w)")
+    words = r"\s*".join(map(re.escape, text.split()))  # `% 4` is spelled `%4` as well
+    spelled = re.compile(rf"(?<![\w.]){words}(?!\w)")
     return any(spelled.search(guard.text) for event in events if event.kind is Kind.STEP for guard in event.guards)
 
 
