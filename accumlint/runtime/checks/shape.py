@@ -83,7 +83,7 @@ def _share_of_a_loop(run: Run, windows: Sequence[SharedWindow], loops: Loops) ->
     shares: set[float] = set()
     for window in windows:
         own = window.ranks[0]
-        turns = loops.turns(own.backwards[-1])
+        turns = loops.turns(own.backwards[-1]) if own.backwards else ()
         if not turns:
             return ""
         passes[turns[-1].line, turns[-1].entry] += 1

@@ -47,6 +47,7 @@ POINTS: tuple[Point, ...] = (
     Point(("torch.distributed._register_comm_hook",), "DDP: reductions, beside a hook of the script's own too"),
     Point(("torch.distributed._register_builtin_comm_hook",), "DDP: reductions with a built-in hook"),
     Point((f"{_DDP}.no_sync",), "DDP: the sync flag"),
+    Point((f"{_DDP}._set_static_graph",), "DDP: a graph that is made static after the wrapper", needed=False),
     Point((f"{_DDP}._delayed_all_reduce_hook",), "DDP: parameters whose reduction is delayed", needed=False),
     Point(("torch.distributed.GradBucket.buffer",), "DDP: the factor of the reduction"),
     Point(("torch.distributed.algorithms.join.Join.notify_join_context",), "DDP: ranks that ran out of data", needed=False),

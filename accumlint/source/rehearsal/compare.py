@@ -174,7 +174,8 @@ class Comparisons(State):
         )
 
     def _is_accumulation(self, value: Opaque) -> bool:
-        return self.world.knowledge.is_accumulation_name(value.text)
+        knowledge = self.world.knowledge
+        return value.key in knowledge.accumulations or knowledge.is_accumulation_name(value.text)
 
     def _compare_known(self, op: ast.cmpop, left: Known, right: Known, node: ast.Compare) -> Value:
         try:
