@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from accumlint.judge import K, judge_rehearsal
 from accumlint.rule import catalogue
+from accumlint.source.reading.nodes import walk
 from accumlint.source.reading.program import program_of
 from accumlint.source.rehearsal.rehearse import Rehearsal, rehearsals
 from accumlint.source.rehearsal.through import asked_method, through_callers, through_meetings
@@ -118,7 +119,7 @@ def _parts_of_loops(tree: ast.Module) -> Iterator[str]:
     """The functions and classes of a file that do part of what a loop of another file makes whole."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            called = {each.func.attr for each in ast.walk(node) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)}
+            called = {each.func.attr for each in walk(node) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)}
             if called & {"backward", "step"}:
                 yield node.name
 

@@ -123,6 +123,9 @@ class Actor:
     options: frozenset[str] = frozenset()  # e.g. "static_graph", "disabled", "prepared", "process_group"
 
 
+FILE_LINES = 1_000_000  # the lines of the file number n of a program begin at n times this
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One turn of one loop that encloses an event: the loop's line, the index of the turn, and how the loop ends.

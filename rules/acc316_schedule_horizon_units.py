@@ -50,11 +50,10 @@ from collections.abc import Iterator
 from accumlint.findings import Finding, Severity, at
 from accumlint.rule import rule
 from accumlint.rules._boundary import GATED, Boundaries, passes
-from accumlint.trace import Actor, Event, Kind, Role, Trace, Window
+from accumlint.trace import FILE_LINES, Actor, Event, Kind, Role, Trace, Window
 
 HELD_BACK = frozenset({GATED, "prepared"})
 FACT = "horizon-in-micro-batches:"
-FILE_LINES = 1_000_000  # turns count the lines of a followed file from a multiple of this
 
 
 @rule("ACC316", "schedule-horizon-units", Severity.WARNING, exception="a run does not tell what the total of a schedule is made of")

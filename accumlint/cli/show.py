@@ -136,7 +136,7 @@ def _is(name: str, asked: str) -> bool:
 
 def _holder(program: Program, trace: Trace) -> str:
     """The name of the innermost function around a loop, after those of the classes and functions around it."""
-    from accumlint.source.reading.facts import FILE_LINES
+    from accumlint.trace import FILE_LINES
 
     names: list[str] = []
     pending: list[ast.AST] = [ast.Module(program.statements_of(trace.path), [])]

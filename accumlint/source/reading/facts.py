@@ -14,13 +14,12 @@ from accumlint.source.reading.kept_targets import leaves_some
 from accumlint.source.reading.nodes import every, stands_in, walk
 from accumlint.source.reading.targets import find_ignored_targets
 from accumlint.source.reading.words import DDP_NAMES, FSDP_NAMES, found_in
-from accumlint.trace import Kind, Place, Role
+from accumlint.trace import FILE_LINES, Kind, Place, Role
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 T = TypeVar("T")
 LAUNCHES = frozenset({"init_process_group", "init_distributed_mode", "DistributedSampler", "hvd"})
 EXCHANGES = frozenset({"all_reduce", "all_gather", "get_world_size", "get_rank"})
-FILE_LINES = 1_000_000  # the lines of the file number n of a program begin at n times this
 Loop = ast.For | ast.AsyncFor | ast.While
 TELLING = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.AugAssign, ast.Assign, ast.Import, ast.ImportFrom, ast.alias),

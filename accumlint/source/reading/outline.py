@@ -12,7 +12,6 @@ from functools import cache, cached_property
 from accumlint.source.reading.facts import (
     BACKWARD_NAMES,
     CLIP_NAMES,
-    FILE_LINES,
     LOSS_WORDS,
     TRACKED,
     mentions_k,
@@ -22,6 +21,7 @@ from accumlint.source.reading.facts import (
 )
 from accumlint.source.reading.nodes import inside_of, walk
 from accumlint.source.reading.parse import Source
+from accumlint.trace import FILE_LINES
 
 TRAINING_WORDS = (
     BACKWARD_NAMES

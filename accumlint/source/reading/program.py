@@ -13,12 +13,12 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from accumlint.source.reading.facts import FILE_LINES
 from accumlint.source.reading.library import Definition, Library
 from accumlint.source.reading.outline import Imported, Outline, Piece
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.slices import prune
 from accumlint.source.reading.words import WRAPPER_NAMES
+from accumlint.trace import FILE_LINES
 
 LONG_FILE = 1_500  # lines; what training cannot reach is cut out of a longer file before anything walks over it
 MOST_FILES = 20
@@ -318,7 +318,7 @@ def _is_table_of_data(node: ast.stmt) -> bool:
 
 
 def _known_by_name(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ClassDef) and (node.name.endswith(BY_NAME) or (node.name in WRAPPER_NAMES or node.name == "GradScaler"))
+    return isinstance(node, ast.ClassDef) and (node.name.endswith(BY_NAME) or node.name in WRAPPER_NAMES or node.name == "GradScaler")
 
 
 def _renamed(node: Imported, alias: ast.alias, found: Definition) -> bool:

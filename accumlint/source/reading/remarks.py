@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from accumlint.source.reading.facts import FILE_LINES, LOSS_WORDS, names_k, terminal
+from accumlint.source.reading.facts import LOSS_WORDS, names_k, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.pairs import pairs_of_a_batch
 from accumlint.source.reading.units import Units
+from accumlint.trace import FILE_LINES
 
 NORMALISER = re.compile(r"^(Lazy)?(Sync)?BatchNorm([123]d)?$")
 ZOO = re.compile(

@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from accumlint.source.reading.facts import BACKWARD_NAMES, FILE_LINES, FunctionNode, terminal
+from accumlint.source.reading.facts import BACKWARD_NAMES, FunctionNode, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.lineage import completed, lineage
 from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.sieve import TEST_CLASS, TEST_NAME
-from accumlint.trace import Kind
+from accumlint.trace import FILE_LINES, Kind
 
 IS_TEST = re.compile(TEST_NAME)
 IS_TEST_CLASS = re.compile(TEST_CLASS)

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from accumlint.source.reading.counting import k_without_nodes, k_without_ranks, skips_in_updates
-from accumlint.source.reading.facts import FILE_LINES, terminal
+from accumlint.source.reading.facts import terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
 from accumlint.source.reading.remarks import remarks
@@ -16,7 +16,7 @@ from accumlint.source.reading.shifted import fills_behind
 from accumlint.source.rehearsal.branches import WRAPPERS
 from accumlint.source.rehearsal.record import Recorder
 from accumlint.source.vocabulary.distributed import BY_HAND
-from accumlint.trace import Evidence
+from accumlint.trace import FILE_LINES, Evidence
 
 PADDING = re.compile(
     r"pad_sequence|DataCollatorWithPadding|DataCollatorFor(LanguageModeling|Seq2Seq|TokenClassification)|pad_packed_sequence|BucketIterator|bucket",
@@ -79,18 +79,9 @@ def gather(index: Index, recorder: Recorder) -> dict[str, list[Evidence]]:
 
 def _rates_over_k(index: Index) -> Iterator[ast.BinOp]:
     """`lr=0.1 / k`, where something is gated by k or done k times: the learning rate is divided in the place of the losses."""
-    rates = [
-        value
-        for node in every(index.tree, ast.Call, ast.Assign)
-        for value in (
-            [word.value for word in node.keywords if word.arg in RATES]
-            if isinstance(node, ast.Call)
-            else [node.value]
-            if isinstance(node, ast.Assign) and terminal(node.targets[0]) in RATES
-            else []
-        )
-        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div) and terminal(value.right)
-    ]
+    given = [node.value for node in every(index.tree, ast.keyword) if isinstance(node, ast.keyword) and node.arg in RATES]
+    given += [node.value for node in every(index.tree, ast.Assign) if isinstance(node, ast.Assign) and terminal(node.targets[0]) in RATES]
+    rates = [rate for rate in given if isinstance(rate, ast.BinOp) and isinstance(rate.op, ast.Div) and terminal(rate.right)]
     if not rates:
         return
     counts = {terminal(node.right) for node in every(index.tree, ast.BinOp) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)}

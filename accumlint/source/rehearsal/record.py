@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
-from accumlint.source.reading.facts import FILE_LINES
 from accumlint.source.reading.notebook import cell_at
 from accumlint.source.reading.program import Program
 from accumlint.source.rehearsal.values import Value
 from accumlint.source.rehearsal.worlds import MOST_EVENTS, Alike, Differs, OutOfSteps
-from accumlint.trace import Actor, Event, Evidence, Guard, Kind, Place, Turn
+from accumlint.trace import FILE_LINES, Actor, Event, Evidence, Guard, Kind, Place, Turn
 
 LONGEST_TEXT = 80
 NUMBERED = frozenset({"index", "micro_batch", "model", "scaler", "targets", "reaches", "forwards", "data"})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accumlint.config import Settings
-from accumlint.source.reading.facts import FILE_LINES, FunctionNode
+from accumlint.source.reading.facts import FunctionNode
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.parse import Source
 from accumlint.source.reading.program import LONG_FILE, Program
@@ -47,7 +47,7 @@ from accumlint.source.rehearsal.worlds import (
 from accumlint.source.vocabulary.base import Vocabulary
 from accumlint.source.vocabulary.project_wrappers import signs
 from accumlint.source.vocabulary.registry import vocabulary_for
-from accumlint.trace import Evidence, Kind, Place, Trace
+from accumlint.trace import FILE_LINES, Evidence, Kind, Place, Trace
 
 RANKS = re.compile(r"distributed|multi_?gpu|ddp|local_rank|world|rank|n_?gpu|num_gpus|parallel|fsdp|devices", re.IGNORECASE)
 MOST_RESTARTS = 12

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from accumlint.source.reading.facts import FILE_LINES, FunctionNode, terminal
+from accumlint.source.reading.facts import FunctionNode, terminal
 from accumlint.source.reading.index import Index
 from accumlint.source.reading.nodes import every, walk
+from accumlint.trace import FILE_LINES
 
 COUNT = "num_items_in_batch"
 OVERRIDES = ("training_step", "compute_loss")
